@@ -1,0 +1,94 @@
+package run
+
+// Event is one entry of a run's timeline.
+type Event struct {
+	Seq  int64     `json:"seq"` // 1, 2, 3 ... without gaps within the run
+	Run  ID        `json:"run"`
+	Type EventType `json:"type"`
+	At   float64   `json:"at_ms"` // milliseconds since the run was queued, host clock, never going back
+	Data any       `json:"data,omitempty"`
+}
+
+// EventType says what happened. The terminal states are event types of the same name.
+type EventType string
+
+// The event types, in the order in which a run has them.
+const (
+	EventQueued           EventType = "queued"            // Data: QueuedData
+	EventMicroVMReady     EventType = "microvm.ready"     // Data: MicroVMReadyData
+	EventWorkerStarted    EventType = "worker.started"    // Data: WorkerStartedData
+	EventModel            EventType = "model"             // Data: ModelData
+	EventShell            EventType = "shell"             // Data: ShellData
+	EventWeb              EventType = "web"               // Data: CallData
+	EventConnection       EventType = "connection"        // Data: CallData
+	EventMicroVMDestroyed EventType = "microvm.destroyed" // Data: MicroVMDestroyedData
+	EventWorkerDestroyed  EventType = "worker.destroyed"  // Data: Money; the last event of every run
+)
+
+// QueuedData is the data of a queued event.
+type QueuedData struct {
+	Reserved Micros `json:"reserved_micros"`
+}
+
+// MicroVMReadyData is the data of a microvm.ready event.
+type MicroVMReadyData struct {
+	Machine   string `json:"machine"`
+	Image     string `json:"image"`
+	Isolation string `json:"isolation"`
+}
+
+// WorkerStartedData is the data of a worker.started event.
+type WorkerStartedData struct {
+	Shell bool `json:"shell"`
+	Web   bool `json:"web"`
+}
+
+// ModelData is the data of a model event. It carries no content.
+type ModelData struct {
+	Model        string  `json:"model"`
+	Status       int     `json:"status"` // of the upstream's answer; 0 if there was none
+	InputTokens  int64   `json:"input_tokens"`
+	OutputTokens int64   `json:"output_tokens"`
+	Duration     float64 `json:"duration_ms"`
+	Charged      Micros  `json:"charged_micros"`
+	Estimated    bool    `json:"estimated,omitempty"` // the upstream gave no usage; charged by the documented rule
+	Error        string  `json:"error,omitempty"`
+}
+
+// ShellData is the data of a shell event. Command and Output are content.
+type ShellData struct {
+	Command   string  `json:"command,omitempty"`
+	Outcome   string  `json:"outcome"`   // exited, signalled, timed_out, killed, lost
+	ExitCode  int     `json:"exit_code"` // 128+n for signal n; -1 when lost
+	Duration  float64 `json:"duration_ms"`
+	Output    string  `json:"output,omitempty"`   // standard output and error as they came, bounded
+	Encoding  string  `json:"encoding,omitempty"` // "" or "base64", of Output
+	Bytes     int64   `json:"bytes"`              // written in all
+	Truncated bool    `json:"truncated,omitempty"`
+}
+
+// CallData is the data of web and connection events.
+type CallData struct {
+	Kind     string  `json:"kind"`
+	Target   string  `json:"target,omitempty"`
+	Method   string  `json:"method,omitempty"`
+	Status   int     `json:"status"`
+	Bytes    int64   `json:"bytes"`
+	Duration float64 `json:"duration_ms"`
+	Charged  Micros  `json:"charged_micros"`
+	Error    string  `json:"error,omitempty"`
+}
+
+// MicroVMDestroyedData is the data of a microvm.destroyed event.
+type MicroVMDestroyedData struct {
+	Egress
+}
+
+// EndedData is the data of the event named after the terminal state.
+type EndedData struct {
+	ModelCalls int64  `json:"model_calls"`
+	Tokens     int64  `json:"tokens"`
+	Output     string `json:"output,omitempty"`
+	ExitCode   *int   `json:"exit_code,omitempty"`
+	Error      *Error `json:"error,omitempty"`
+}

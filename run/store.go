@@ -1,0 +1,90 @@
+package run
+
+import (
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Config is how a process reaches its cell's Redis.
+type Config struct {
+	RedisURL  string        `env:"EPHEMERAL_REDIS_URL" help:"Redis to use: redis://, rediss:// or unix:// (empty: serve starts a private redis-server)"`
+	Cell      string        `env:"EPHEMERAL_CELL" envDefault:"c0" help:"name of the cell; hash tag of every key"`
+	Lease     time.Duration `env:"EPHEMERAL_LEASE" envDefault:"10s" help:"how long a node owns a run without renewing"`
+	Retention time.Duration `env:"EPHEMERAL_RETENTION" envDefault:"720h" help:"how long records of ended runs are kept"`
+}
+
+// Store keeps runs, accounts and keys in one Redis. It is safe for concurrent use.
+type Store struct {
+	rdb redis.UniversalClient
+	cfg Config
+	now func() time.Time
+}
+
+// Admission is one accepted request on its way into the queue.
+type Admission struct {
+	Org            string
+	Key            string // id of the API key
+	Spec           Spec
+	IdempotencyKey string // empty: every call is a run
+	Fingerprint    string // of the canonical request body; compared when IdempotencyKey is set
+	FirstSlice     Micros // what the first compute slice costs; MaxCostMicros below it is ErrBudget
+}
+
+// Lease is a node's right to write to one run until it expires. Token fences: a later lease of the same run has a
+// greater one, and calls with an older one fail with ErrLeaseLost.
+type Lease struct {
+	Run      ID
+	Org      string
+	Node     string
+	Token    int64
+	QueuedAt time.Time
+	Reserved Micros
+	Spec     Spec
+}
+
+// Kind says which part of the money a call belongs to.
+type Kind string
+
+// The kinds of paid calls.
+const (
+	KindModel   Kind = "model"
+	KindWeb     Kind = "web"
+	KindCompute Kind = "compute"
+)
+
+// Call is one paid call to authorise: the store grants as much as the hold has free, at most Max, and refuses with
+// ErrBudget when that is less than Min. ID makes repetition harmless.
+type Call struct {
+	ID       string
+	Kind     Kind
+	Min, Max Micros
+}
+
+// Start is what a node knows once the machine is confirmed.
+type Start struct {
+	At        time.Time
+	Machine   string
+	Image     string
+	Isolation string
+}
+
+// Outcome is how a run ended.
+type Outcome struct {
+	At     time.Time // when the terminal state was reached; worker.destroyed follows at the time of settlement
+	State  State
+	Usage  Usage
+	Stages []Stage // without the last, "settle", which the store adds so that the sum is the wall time
+	Egress Egress
+	Result *Result
+	Error  *Error
+}
+
+// NewEvent is an event to append. Content marks data that zero data retention must not store: such an event reaches
+// live subscribers whole and is stored with Redacted instead.
+type NewEvent struct {
+	Type     EventType
+	At       time.Time
+	Data     any
+	Redacted any // what to store under zero data retention; nil stores Data
+}
