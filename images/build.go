@@ -1,0 +1,331 @@
+package images
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/gofrs/flock"
+	"golang.org/x/sys/unix"
+)
+
+// Options says what to build and where.
+type Options struct {
+	Dir      string               // directory of images; the image is <Dir>/<recipe's name>
+	Recipe   Recipe               // empty: Base()
+	Agent    string               // the agent's program: guestagent, statically linked
+	Mirror   string               // Debian mirror; empty: mmdebstrap's choice
+	Rebuild  bool                 // also when root filesystem and kernel are there already: takes today's packages
+	Progress func(message string) // called with a line for each step; may be nil
+}
+
+// Build makes the image of a recipe and returns it verified. Root filesystem and kernel are taken from the image that is
+// there when they were made from the same inputs; so a new agent costs a new initramfs only. The image appears at once and
+// whole, or not at all; a second builder waits for the first; what an interrupted build left is removed by the next.
+//
+// Making a root filesystem needs root, mmdebstrap, mkfs.erofs and a Debian mirror. Errors: ErrNoSpace.
+func Build(ctx context.Context, o Options) (Image, error) {
+	b, err := newBuilder(o)
+	if err != nil {
+		return Image{}, err
+	}
+	unlock, err := b.lock(ctx)
+	if err != nil {
+		return Image{}, err
+	}
+	defer unlock()
+	if err := b.removeLeftovers(); err != nil {
+		return Image{}, err
+	}
+	return b.build(ctx)
+}
+
+type builder struct {
+	Options
+	inputs string
+	agent  []byte
+	start  time.Time
+}
+
+func newBuilder(o Options) (*builder, error) {
+	if o.Recipe.Name == "" {
+		o.Recipe = Base()
+	}
+	if !ValidName(o.Recipe.Name) {
+		return nil, fmt.Errorf("image name %q: want 1 to 63 of a-z, 0-9 and \"-\"", o.Recipe.Name)
+	}
+	if o.Progress == nil {
+		o.Progress = func(string) {}
+	}
+	dir, err := filepath.Abs(o.Dir)
+	if err != nil {
+		return nil, fmt.Errorf("find directory of images: %w", err)
+	}
+	o.Dir = dir
+	b := &builder{Options: o, start: time.Now()}
+	if b.inputs, err = o.Recipe.inputs(); err != nil {
+		return nil, err
+	}
+	if b.agent, err = readAgent(o.Agent); err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+// lock keeps other builders out of the directory until the returned function is called.
+func (b *builder) lock(ctx context.Context) (func(), error) {
+	if err := os.MkdirAll(b.Dir, 0o755); err != nil {
+		return nil, fmt.Errorf("make directory of images: %w", noSpace(err))
+	}
+	l := flock.New(filepath.Join(b.Dir, ".lock"))
+	got, err := l.TryLock()
+	if err == nil && !got {
+		b.Progress("waiting for another build in " + b.Dir)
+		_, err = l.TryLockContext(ctx, 100*time.Millisecond)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("lock directory of images %s: %w", b.Dir, noSpace(err))
+	}
+	return func() { l.Close() }, nil
+}
+
+// link is where the image is found: a symbolic link to the directory of one build.
+func (b *builder) link() string { return filepath.Join(b.Dir, b.Recipe.Name) }
+
+func (b *builder) build(ctx context.Context) (Image, error) {
+	if fi, err := os.Lstat(b.link()); err == nil && fi.Mode()&os.ModeSymlink == 0 {
+		return Image{}, fmt.Errorf("%s is not a link made by a build; move it away first", b.link())
+	}
+	base, err := b.reusable()
+	if err != nil {
+		return Image{}, err
+	}
+	if base != nil && bytes.Equal(base.agent, b.agent) {
+		b.Progress("image " + b.Recipe.Name + " is up to date: " + base.image.Digest)
+		return base.image, nil
+	}
+	tmp, err := os.MkdirTemp(b.Dir, ".build-")
+	if err != nil {
+		return Image{}, fmt.Errorf("make build directory: %w", noSpace(err))
+	}
+	defer os.RemoveAll(tmp)
+	img := filepath.Join(tmp, "image")
+	if err := os.Mkdir(img, 0o755); err != nil {
+		return Image{}, fmt.Errorf("make build directory: %w", noSpace(err))
+	}
+	m, modules, err := b.fill(ctx, img, tmp, base)
+	if err != nil {
+		return Image{}, err
+	}
+	b.Progress("writing initramfs")
+	if err := createInitramfs(img, b.agent, modules); err != nil {
+		return Image{}, err
+	}
+	if err := b.seal(&m, img, modules); err != nil {
+		return Image{}, err
+	}
+	return b.publish(m, img)
+}
+
+// fill puts kernel and root filesystem into img, from base where there is one.
+func (b *builder) fill(ctx context.Context, img, tmp string, base *reused) (Manifest, []module, error) {
+	if base == nil {
+		return b.makeRoot(ctx, img, tmp)
+	}
+	b.Progress("reusing root filesystem and kernel of " + base.image.Digest)
+	for _, from := range []string{base.image.Kernel, base.image.RootFS} {
+		if err := os.Link(from, filepath.Join(img, filepath.Base(from))); err != nil {
+			return Manifest{}, nil, fmt.Errorf("reuse file of image: %w", noSpace(err))
+		}
+	}
+	return base.manifest, base.modules, nil
+}
+
+// seal writes the manifest over the files of img.
+func (b *builder) seal(m *Manifest, img string, modules []module) error {
+	m.Version = manifestVersion
+	m.Name = b.Recipe.Name
+	m.Recipe = b.Recipe
+	m.Inputs = b.inputs
+	m.BuiltAt = time.Now().UTC().Truncate(time.Second)
+	m.Modules = nil
+	for _, mod := range modules {
+		m.Modules = append(m.Modules, mod.Name)
+	}
+	m.Files = map[string]File{}
+	for _, name := range imageFiles {
+		f, err := sumFile(filepath.Join(img, name))
+		if err != nil {
+			return fmt.Errorf("compute digest of image: %w", err)
+		}
+		m.Files[name] = f
+	}
+	m.Digest = m.digest()
+	if err := m.check(); err != nil {
+		return err
+	}
+	return m.write(img)
+}
+
+// reused is an image that is there and was made from the same inputs.
+type reused struct {
+	image    Image
+	manifest Manifest
+	agent    []byte
+	modules  []module
+}
+
+// reusable returns the image that is there when its root filesystem and kernel serve, or nil.
+func (b *builder) reusable() (*reused, error) {
+	if b.Rebuild {
+		return nil, nil
+	}
+	img, err := Open(b.link())
+	if errors.Is(err, ErrNotBuilt) {
+		return nil, nil
+	}
+	if errors.Is(err, ErrDamaged) {
+		b.Progress("building anew: " + err.Error())
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	m, err := ReadManifest(filepath.Dir(img.Kernel))
+	if err != nil {
+		return nil, err
+	}
+	if m.Inputs != b.inputs {
+		b.Progress("building anew: the recipe has changed")
+		return nil, nil
+	}
+	f, err := os.Open(img.Initramfs)
+	if err != nil {
+		return nil, fmt.Errorf("read initramfs: %w", err)
+	}
+	defer f.Close()
+	agent, modules, err := readInitramfs(f)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", img.Initramfs, err)
+	}
+	return &reused{image: img, manifest: m, agent: agent, modules: modules}, nil
+}
+
+// publish makes img the image: it becomes a directory named after its digest, to which the link then points.
+func (b *builder) publish(m Manifest, img string) (Image, error) {
+	name := b.versionPrefix() + strings.TrimPrefix(m.Digest, "sha256:")[:16]
+	dir := filepath.Join(b.Dir, name)
+	if _, err := Verify(dir); err == nil {
+		// The same bytes are there already.
+		b.Progress("image " + b.Recipe.Name + " came out as before: " + m.Digest)
+	} else {
+		if err := os.RemoveAll(dir); err != nil {
+			return Image{}, fmt.Errorf("remove damaged image: %w", err)
+		}
+		if err := os.Rename(img, dir); err != nil {
+			return Image{}, fmt.Errorf("publish image: %w", noSpace(err))
+		}
+	}
+	previous, _ := os.Readlink(b.link())
+	if err := b.pointTo(name); err != nil {
+		return Image{}, err
+	}
+	if err := b.prune(name, previous); err != nil {
+		return Image{}, err
+	}
+	out, err := Open(b.link())
+	if err == nil {
+		b.Progress(fmt.Sprintf("image %s built in %.1f s: %s", out.Name, time.Since(b.start).Seconds(), out.Digest))
+	}
+	return out, err
+}
+
+// pointTo replaces the link in one step.
+func (b *builder) pointTo(name string) error {
+	tmp := filepath.Join(b.Dir, ".build-link-"+rand.Text())
+	if err := os.Symlink(name, tmp); err != nil {
+		return fmt.Errorf("publish image: %w", noSpace(err))
+	}
+	if err := os.Rename(tmp, b.link()); err != nil {
+		os.Remove(tmp)
+		return fmt.Errorf("publish image: %w", noSpace(err))
+	}
+	d, err := os.Open(b.Dir)
+	if err != nil {
+		return fmt.Errorf("publish image: %w", err)
+	}
+	defer d.Close()
+	if err := d.Sync(); err != nil {
+		return fmt.Errorf("publish image: %w", noSpace(err))
+	}
+	return nil
+}
+
+func (b *builder) versionPrefix() string { return "." + b.Recipe.Name + "-" }
+
+// prune removes the builds but those given: the one before the current stays, for machines of it may be running.
+func (b *builder) prune(keep ...string) error {
+	entries, err := os.ReadDir(b.Dir)
+	if err != nil {
+		return fmt.Errorf("list images: %w", err)
+	}
+next:
+	for _, e := range entries {
+		digest, ok := strings.CutPrefix(e.Name(), b.versionPrefix())
+		// Another image's name may start with this one's.
+		if _, err := hex.DecodeString(digest); !ok || err != nil || len(digest) != 16 {
+			continue
+		}
+		for _, k := range keep {
+			if e.Name() == k {
+				continue next
+			}
+		}
+		if err := os.RemoveAll(filepath.Join(b.Dir, e.Name())); err != nil {
+			return fmt.Errorf("remove old image: %w", err)
+		}
+	}
+	return nil
+}
+
+// removeLeftovers removes what interrupted builds left. The caller has the lock.
+func (b *builder) removeLeftovers() error {
+	left, err := filepath.Glob(filepath.Join(b.Dir, ".build-*"))
+	if err != nil {
+		return err
+	}
+	for _, dir := range left {
+		if err := removeTree(dir); err != nil {
+			return fmt.Errorf("remove what an interrupted build left: %w", err)
+		}
+	}
+	return nil
+}
+
+// requireSpace refuses a build that would fill the file system.
+func requireSpace(dir string, want uint64) error {
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return fmt.Errorf("look for free space in %s: %w", dir, err)
+	}
+	if free := st.Bavail * uint64(st.Bsize); free < want {
+		return fmt.Errorf("%w: %d MiB free in %s, a build needs %d MiB; free some or choose another directory",
+			ErrNoSpace, free>>20, dir, want>>20)
+	}
+	return nil
+}
+
+// noSpace makes a full disk known as ErrNoSpace.
+func noSpace(err error) error {
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return fmt.Errorf("%w: %w", ErrNoSpace, err)
+	}
+	return err
+}
