@@ -132,4 +132,15 @@ var (
 	ErrClosed = errors.New("machine closed")
 	// ErrTemplate: the template does not fit this driver, version, CPU or image, or its files are damaged.
 	ErrTemplate = errors.New("template unusable")
+	// ErrState: the machine's state does not allow the call, for example a snapshot of a running one.
+	ErrState = errors.New("not possible in the machine's state")
+
+	// How a machine ended that was not closed and did not power off; see Machine.Err.
+
+	// ErrRebooted: the guest asked for a reset, which is the end of a machine.
+	ErrRebooted = errors.New("guest rebooted")
+	// ErrPanicked: the guest's kernel panicked.
+	ErrPanicked = errors.New("guest panicked")
+	// ErrVMM: the hypervisor's process failed or was killed.
+	ErrVMM = errors.New("hypervisor failed")
 )
