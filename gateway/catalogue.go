@@ -1,0 +1,103 @@
+package gateway
+
+import "net/http"
+
+// Code names a kind of problem. Codes are stable: clients decide on them.
+type Code string
+
+// The codes. What each means to a client stands in Catalogue.
+const (
+	CodeInvalidJSON           Code = "invalid_json"
+	CodeInvalidRequest        Code = "invalid_request"
+	CodeUnknownModel          Code = "unknown_model"
+	CodeUnknownConnection     Code = "unknown_connection"
+	CodeInvalidIdempotencyKey Code = "invalid_idempotency_key"
+	CodeInvalidParameter      Code = "invalid_parameter"
+	CodeUnsupportedMediaType  Code = "unsupported_media_type"
+	CodeBodyTooLarge          Code = "body_too_large"
+	CodeHeaderTooLarge        Code = "header_too_large"
+	CodeRequestTimeout        Code = "request_timeout"
+	CodeBadRequest            Code = "bad_request"
+	CodeUnauthenticated       Code = "unauthenticated"
+	CodeForbidden             Code = "forbidden"
+	CodeInsufficientFunds     Code = "insufficient_funds"
+	CodeBudgetTooSmall        Code = "budget_too_small"
+	CodeNotFound              Code = "not_found"
+	CodeMethodNotAllowed      Code = "method_not_allowed"
+	CodeRunNotFinished        Code = "run_not_finished"
+	CodeConflict              Code = "conflict"
+	CodeIdempotencyConflict   Code = "idempotency_conflict"
+	CodeQueueFull             Code = "queue_full"
+	CodeInternal              Code = "internal_error"
+	CodeUnavailable           Code = "unavailable"
+	CodeNotReady              Code = "not_ready"
+)
+
+// Entry describes one kind of problem.
+type Entry struct {
+	Code        Code
+	Status      int    // HTTP status
+	Title       string // the same for every problem of the kind
+	Remediation string // what the client can do
+	RetryAfter  int    // seconds after which the same request may succeed; 0: a retry alone does not help
+}
+
+// Catalogue lists every kind of problem that the API answers with.
+var Catalogue = []Entry{
+	{CodeInvalidJSON, http.StatusBadRequest, "The request body is not valid JSON",
+		"Send one JSON object in UTF-8 without duplicate keys and with nothing after it.", 0},
+	{CodeInvalidRequest, http.StatusBadRequest, "The request has invalid fields",
+		"Correct the fields listed in errors and send the request again.", 0},
+	{CodeUnknownModel, http.StatusBadRequest, "The model is not known",
+		"Use a model id of the form provider/model that this server offers, or leave model out for the default.", 0},
+	{CodeUnknownConnection, http.StatusBadRequest, "A connection is not known",
+		"Use names of connections that your organisation has configured.", 0},
+	{CodeInvalidIdempotencyKey, http.StatusBadRequest, "The Idempotency-Key header is malformed",
+		"Send one Idempotency-Key of 1 to 255 visible ASCII characters, for example a UUID in double quotes.", 0},
+	{CodeInvalidParameter, http.StatusBadRequest, "A query or header parameter is invalid",
+		"Correct the parameters listed in errors.", 0},
+	{CodeUnsupportedMediaType, http.StatusUnsupportedMediaType, "The body's media type is not supported",
+		"Send the body uncompressed with Content-Type: application/json.", 0},
+	{CodeBodyTooLarge, http.StatusRequestEntityTooLarge, "The request body is too large",
+		"Send fewer or smaller files.", 0},
+	{CodeHeaderTooLarge, http.StatusRequestHeaderFieldsTooLarge, "The request header is too large",
+		"Send a shorter address and fewer or shorter header fields.", 0},
+	{CodeRequestTimeout, http.StatusRequestTimeout, "The request took too long to arrive",
+		"Send the request again over a faster connection.", 1},
+	{CodeBadRequest, http.StatusBadRequest, "The request is not valid HTTP",
+		"Use an HTTP/1.1 client and check that no proxy changes the request.", 0},
+	{CodeUnauthenticated, http.StatusUnauthorized, "The API key is missing or not valid",
+		"Send Authorization: Bearer with an API key that exists and is not revoked.", 0},
+	{CodeForbidden, http.StatusForbidden, "The API key may not do this",
+		"Use a member key for runs and the account, and an admin key for organisations, credits and keys.", 0},
+	{CodeInsufficientFunds, http.StatusPaymentRequired, "The account cannot pay for the run",
+		"Add credit to the organisation, wait for other runs to end, or lower max_cost_micros.", 0},
+	{CodeBudgetTooSmall, http.StatusPaymentRequired, "The budget cannot pay for the start of the run",
+		"Raise max_cost_micros.", 0},
+	{CodeNotFound, http.StatusNotFound, "There is no such resource",
+		"Check the address and that the resource belongs to the organisation of the API key.", 0},
+	{CodeMethodNotAllowed, http.StatusMethodNotAllowed, "The method is not allowed here",
+		"Use one of the methods listed in the Allow header.", 0},
+	{CodeRunNotFinished, http.StatusConflict, "The run has not ended",
+		"Cancel the run or wait for its end, then repeat the request.", 0},
+	{CodeConflict, http.StatusConflict, "The resource's state does not allow this",
+		"Read the resource again and decide on its present state.", 0},
+	{CodeIdempotencyConflict, http.StatusUnprocessableEntity, "The idempotency key was used for another request",
+		"Use a new Idempotency-Key for a new request; repeat a request with its own key and unchanged body.", 0},
+	{CodeQueueFull, http.StatusTooManyRequests, "The organisation has too many waiting runs",
+		"Wait for queued runs to start, then repeat the request with the same Idempotency-Key.", 5},
+	{CodeInternal, http.StatusInternalServerError, "The server failed",
+		"Repeat the request with the same Idempotency-Key; if it fails again, report the request id.", 0},
+	{CodeUnavailable, http.StatusServiceUnavailable, "The server cannot answer now",
+		"Repeat the request with the same Idempotency-Key after the time in Retry-After.", 2},
+	{CodeNotReady, http.StatusServiceUnavailable, "The server is not ready",
+		"Send no requests to this server until it reports ready.", 2},
+}
+
+var catalogue = func() map[Code]Entry {
+	m := make(map[Code]Entry, len(Catalogue))
+	for _, e := range Catalogue {
+		m[e.Code] = e
+	}
+	return m
+}()

@@ -1,0 +1,68 @@
+package gateway
+
+import (
+	"net"
+	"sync"
+	"time"
+)
+
+// conns is a listener that knows its open connections and gives every single write a deadline. The HTTP server has one
+// deadline for a whole answer, which would cut every long event stream; this one cuts only a client that takes nothing.
+type conns struct {
+	net.Listener
+	writeTimeout time.Duration
+
+	mu   sync.Mutex
+	open map[*conn]struct{}
+}
+
+func newConns(ln net.Listener, writeTimeout time.Duration) *conns {
+	return &conns{Listener: ln, writeTimeout: writeTimeout, open: map[*conn]struct{}{}}
+}
+
+// Accept waits for the next connection.
+func (l *conns) Accept() (net.Conn, error) {
+	nc, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	c := &conn{Conn: nc, owner: l}
+	l.mu.Lock()
+	l.open[c] = struct{}{}
+	l.mu.Unlock()
+	return c, nil
+}
+
+// closeAll ends every connection that is still open.
+func (l *conns) closeAll() {
+	l.mu.Lock()
+	left := make([]*conn, 0, len(l.open))
+	for c := range l.open {
+		left = append(left, c)
+	}
+	l.mu.Unlock()
+	for _, c := range left {
+		_ = c.Close() // nothing is left to do for a connection that does not close
+	}
+}
+
+type conn struct {
+	net.Conn
+	owner *conns
+}
+
+// Write sends p or fails when the client does not take it in time.
+func (c *conn) Write(p []byte) (int, error) {
+	if err := c.SetWriteDeadline(time.Now().Add(c.owner.writeTimeout)); err != nil {
+		return 0, err
+	}
+	return c.Conn.Write(p)
+}
+
+// Close ends the connection.
+func (c *conn) Close() error {
+	c.owner.mu.Lock()
+	delete(c.owner.open, c)
+	c.owner.mu.Unlock()
+	return c.Conn.Close()
+}

@@ -1,0 +1,114 @@
+package gateway
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"net/http"
+
+	"github.com/gofiber/fiber/v2"
+
+	"github.com/ephemeral-run/ephemeral/run"
+)
+
+const mimeEventStream = "text/event-stream"
+
+// eventList is the body of GET /v1/runs/{id}/events.
+type eventList struct {
+	Events []run.Event `json:"events"`
+}
+
+// getEvents answers GET /v1/runs/{id}/events: the stored events as JSON, or all of them to the end as server-sent
+// events.
+func (s *Server) getEvents(ctx context.Context, c *fiber.Ctx, key run.Key) error {
+	if err := onlyParameters(c, "after"); err != nil {
+		return err
+	}
+	id, err := runID(c)
+	if err != nil {
+		return err
+	}
+	after, err := lastEventID(c)
+	if err != nil {
+		return err
+	}
+	if c.Method() == http.MethodGet && c.Accepts(fiber.MIMEApplicationJSON, mimeEventStream) == mimeEventStream {
+		return s.streamEvents(ctx, c, key, id, after)
+	}
+	if _, err := s.deps.Store.Get(ctx, key.Org, id); err != nil {
+		return err
+	}
+	events, err := s.deps.Store.Events(ctx, key.Org, id, after)
+	if err != nil {
+		return err
+	}
+	return sendJSON(c, http.StatusOK, eventList{Events: nonNil(events)})
+}
+
+// streamEvents answers with server-sent events. Everything that can be refused is refused before the first byte. A
+// client that has the last event of an ended run is told not to come again: 204 stops an EventSource.
+func (s *Server) streamEvents(ctx context.Context, c *fiber.Ctx, key run.Key, id run.ID, after int64) error {
+	r := s.hub.join(id) // before the store is read, so that nothing falls between
+	joined := true
+	defer func() {
+		if joined {
+			s.hub.leave(r)
+		}
+	}()
+	record, err := s.deps.Store.Get(ctx, key.Org, id)
+	if err != nil {
+		return err
+	}
+	backlog, err := s.deps.Store.Events(ctx, key.Org, id, after)
+	if err != nil {
+		return err
+	}
+	if record.State.Terminal() && len(backlog) == 0 {
+		return c.SendStatus(http.StatusNoContent)
+	}
+	c.Set(fiber.HeaderContentType, mimeEventStream)
+	c.Set(fiber.HeaderCacheControl, "no-store, no-transform")
+	c.Set("X-Accel-Buffering", "no") // nginx would hold events back
+	k := callOf(c)
+	k.streaming = true
+	joined = false // the stream leaves from here on
+	st := &stream{
+		reader:    r,
+		heartbeat: s.cfg.Heartbeat,
+		backlog:   backlog,
+		over:      record.State.Terminal(),
+		sent:      after,
+		stored: func(after int64) ([]run.Event, error) {
+			ctx, cancel := s.deadline()
+			defer cancel()
+			return s.deps.Store.Events(ctx, key.Org, id, after)
+		},
+	}
+	c.Context().SetBodyStreamWriter(func(w *bufio.Writer) {
+		defer s.hub.leave(r)
+		s.ended(k, st, st.run(w))
+	})
+	return nil
+}
+
+// ended logs the end of a stream.
+func (s *Server) ended(k *call, st *stream, err error) {
+	end := "finished"
+	switch {
+	case errors.Is(err, errGone), errors.Is(err, errSlow), errors.Is(err, errDrained):
+		end = err.Error()
+	case err != nil:
+		end = "failed"
+		s.log.Error("event stream failed", "request_id", k.id, "run", k.run, "error", err)
+	}
+	s.metrics.streamEnded(end)
+	s.observe(k, http.StatusOK, st.bytes, end)
+}
+
+// nonNil makes an empty list [] instead of null.
+func nonNil[T any](s []T) []T {
+	if s == nil {
+		return []T{}
+	}
+	return s
+}

@@ -1,0 +1,119 @@
+package gateway
+
+import (
+	"encoding/base64"
+	"fmt"
+	"strings"
+	"unicode"
+
+	"github.com/ephemeral-run/ephemeral/run"
+)
+
+// Limits of the files of one request.
+const (
+	maxFiles     = 100
+	maxFileBytes = 8 << 20 // all together, decoded
+	maxPath      = 512     // bytes
+	maxPathPart  = 255     // bytes, NAME_MAX of Linux
+	maxPathDepth = 32
+)
+
+// files checks every file's path, encoding and content, and that the paths fit together.
+func (v *violations) files(files []run.File) {
+	total := 0
+	tree := pathTree{files: map[string]bool{}, dirs: map[string]bool{}}
+	for i, f := range files {
+		field := fmt.Sprintf("files[%d]", i)
+		if why := badPath(f.Path); why != "" {
+			v.invalid(field+".path", "%s", why)
+		} else if why := tree.add(f.Path); why != "" {
+			v.invalid(field+".path", "%s", why)
+		}
+		n, why := decodedSize(f)
+		if why != "" {
+			v.invalid(field+why, "%s", decodeDetail[why])
+		}
+		total += n
+	}
+	if total > maxFileBytes {
+		v.invalid("files", "have %d bytes together, at most %d are allowed", total, maxFileBytes)
+	}
+}
+
+// decodeDetail says what is wrong with a file by the member at fault.
+var decodeDetail = map[string]string{
+	".encoding": `must be "base64", or left out for text`,
+	".content":  "is not valid base64 (RFC 4648, with padding)",
+}
+
+// decodedSize returns how many bytes the file has in the machine, or the member at fault.
+func decodedSize(f run.File) (n int, fault string) {
+	switch f.Encoding {
+	case "":
+		return len(f.Content), ""
+	case "base64":
+		b, err := base64.StdEncoding.Strict().DecodeString(f.Content)
+		if err != nil || strings.ContainsAny(f.Content, "\r\n") {
+			return 0, ".content"
+		}
+		return len(b), ""
+	}
+	return 0, ".encoding"
+}
+
+// badPath says why the path cannot be used; "" when it can. A path is relative, with slashes, and in its only form.
+func badPath(p string) string {
+	switch {
+	case p == "":
+		return "is empty"
+	case len(p) > maxPath:
+		return fmt.Sprintf("has %d bytes, at most %d are allowed", len(p), maxPath)
+	case p[0] == '/':
+		return "must be relative"
+	case strings.ContainsRune(p, '\\'):
+		return "contains a backslash"
+	case hasControl(p):
+		return "contains a control character"
+	}
+	parts := strings.Split(p, "/")
+	if len(parts) > maxPathDepth {
+		return fmt.Sprintf("has %d parts, at most %d are allowed", len(parts), maxPathDepth)
+	}
+	for _, part := range parts {
+		switch {
+		case part == "":
+			return "has an empty part"
+		case part == "." || part == "..":
+			return `must not contain "." or ".." as a part`
+		case len(part) > maxPathPart:
+			return fmt.Sprintf("has a part of %d bytes, at most %d are allowed", len(part), maxPathPart)
+		}
+	}
+	return ""
+}
+
+func hasControl(s string) bool { return strings.IndexFunc(s, unicode.IsControl) >= 0 }
+
+// pathTree knows the paths so far, as files and as the directories that they need.
+type pathTree struct{ files, dirs map[string]bool }
+
+// add takes the path in, or says what it collides with.
+func (t pathTree) add(p string) string {
+	if t.files[p] {
+		return "is there twice"
+	}
+	if t.dirs[p] {
+		return "is a directory of another file's path"
+	}
+	for i := range len(p) {
+		if p[i] != '/' {
+			continue
+		}
+		if t.files[p[:i]] {
+			return "has another file as a directory"
+		}
+		t.dirs[p[:i]] = true
+	}
+	t.files[p] = true
+	return ""
+}

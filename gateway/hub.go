@@ -1,0 +1,211 @@
+package gateway
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/ephemeral-run/ephemeral/run"
+)
+
+// Bounds of what one reader may have waiting. A reader that falls further behind is cut off; it resumes from the store
+// with its Last-Event-ID.
+const (
+	maxWaitingFrames = 256
+	maxWaitingBytes  = 1 << 20
+)
+
+// Delays between attempts to subscribe while the store does not answer.
+const (
+	minResubscribe = 100 * time.Millisecond
+	maxResubscribe = 5 * time.Second
+)
+
+// hub holds the gateway's one subscription to the store and hands each event to the readers of its run. It never waits
+// for a reader.
+type hub struct {
+	store Store
+	log   *slog.Logger
+
+	mu      sync.Mutex
+	readers map[run.ID]map[*reader]struct{}
+	count   int
+	drained bool
+}
+
+func newHub(store Store, log *slog.Logger) *hub {
+	return &hub{store: store, log: log, readers: map[run.ID]map[*reader]struct{}{}}
+}
+
+// run keeps the subscription until ctx ends.
+func (h *hub) run(ctx context.Context) {
+	delay := minResubscribe
+	for ctx.Err() == nil {
+		events, gap, err := h.store.Subscribe(ctx)
+		if err == nil {
+			h.markGap() // whoever came before may have missed something
+			if n := h.relay(ctx, events, gap); n > 0 {
+				delay = minResubscribe
+			}
+		} else if ctx.Err() == nil {
+			h.log.Warn("event subscription failed, trying again", "error", err, "delay", delay)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(delay):
+		}
+		delay = min(2*delay, maxResubscribe)
+	}
+}
+
+// relay hands out events until the subscription ends and returns how many there were.
+func (h *hub) relay(ctx context.Context, events <-chan run.Event, gap <-chan struct{}) (n int) {
+	for {
+		select {
+		case <-ctx.Done():
+			return n
+		case ev, ok := <-events:
+			if !ok {
+				return n
+			}
+			n++
+			h.publish(ev)
+		case _, ok := <-gap:
+			if !ok {
+				gap = nil
+				continue
+			}
+			h.markGap()
+		}
+	}
+}
+
+// publish gives the event to its run's readers. It is encoded once for all of them.
+func (h *hub) publish(ev run.Event) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	readers := h.readers[ev.Run]
+	if len(readers) == 0 {
+		return
+	}
+	f, err := encodeFrame(ev)
+	if err != nil {
+		h.log.Error("event cannot be shown", "run", ev.Run, "seq", ev.Seq, "error", err)
+		return
+	}
+	for r := range readers {
+		r.push(f)
+	}
+}
+
+// markGap tells every reader to read again what is stored.
+func (h *hub) markGap() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, readers := range h.readers {
+		for r := range readers {
+			r.signal(func() { r.gap = true })
+		}
+	}
+}
+
+// drain ends every reader, present and future.
+func (h *hub) drain() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.drained = true
+	for _, readers := range h.readers {
+		for r := range readers {
+			r.signal(func() { r.drained = true })
+		}
+	}
+}
+
+// join adds a reader of one run's events from now on. The caller must leave.
+func (h *hub) join(id run.ID) *reader {
+	r := &reader{run: id, wake: make(chan struct{}, 1)}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.readers[id] == nil {
+		h.readers[id] = map[*reader]struct{}{}
+	}
+	h.readers[id][r] = struct{}{}
+	h.count++
+	if h.drained {
+		r.signal(func() { r.drained = true })
+	}
+	return r
+}
+
+// leave removes the reader.
+func (h *hub) leave(r *reader) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.readers[r.run], r)
+	if len(h.readers[r.run]) == 0 {
+		delete(h.readers, r.run)
+	}
+	h.count--
+}
+
+// size is the number of readers.
+func (h *hub) size() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.count
+}
+
+// reader is one listener to one run's events.
+type reader struct {
+	run  run.ID
+	wake chan struct{} // one signal waits when there is something to take
+
+	mu      sync.Mutex
+	waiting []frame
+	bytes   int
+	cut     bool // fell too far behind
+	gap     bool // events may be missing
+	drained bool // the gateway is going away
+}
+
+// taken is what a reader finds when it wakes.
+type taken struct {
+	frames            []frame
+	cut, gap, drained bool
+}
+
+// push adds a frame or, when the reader is too far behind, cuts it off and drops what it had.
+func (r *reader) push(f frame) {
+	r.signal(func() {
+		if r.cut {
+			return
+		}
+		if len(r.waiting) >= maxWaitingFrames || r.bytes > 0 && r.bytes+len(f.text) > maxWaitingBytes {
+			r.cut, r.waiting, r.bytes = true, nil, 0
+			return
+		}
+		r.waiting = append(r.waiting, f)
+		r.bytes += len(f.text)
+	})
+}
+
+// signal changes the reader's state and wakes it.
+func (r *reader) signal(change func()) {
+	r.mu.Lock()
+	change()
+	r.mu.Unlock()
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+// take empties the reader.
+func (r *reader) take() taken {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	t := taken{frames: r.waiting, cut: r.cut, gap: r.gap, drained: r.drained}
+	r.waiting, r.bytes, r.gap = nil, 0, false
+	return t
+}

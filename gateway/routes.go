@@ -1,0 +1,75 @@
+package gateway
+
+import (
+	_ "embed"
+	"net/http"
+
+	"github.com/gofiber/fiber/v2"
+	"github.com/gofiber/fiber/v2/middleware/adaptor"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/ephemeral-run/ephemeral/run"
+)
+
+//go:embed api/openapi.yaml
+var openAPI []byte
+
+// route is one operation.
+type route struct {
+	method, path string
+	handler      fiber.Handler
+}
+
+// publicRoutes are the operations of the public API.
+func (s *Server) publicRoutes() []route {
+	get, post, del := http.MethodGet, http.MethodPost, http.MethodDelete
+	return withHead([]route{
+		{post, "/v1/runs", s.as(run.Member, s.createRun)},
+		{get, "/v1/runs", s.as(run.Member, s.listRuns)},
+		{get, "/v1/runs/:id", s.as(run.Member, s.getRun)},
+		{del, "/v1/runs/:id", s.as(run.Member, s.deleteRun)},
+		{get, "/v1/runs/:id/events", s.as(run.Member, s.getEvents)},
+		{post, "/v1/runs/:id/cancel", s.as(run.Member, s.cancelRun)},
+		{get, "/v1/account", s.as(run.Member, s.getAccount)},
+
+		{post, "/v1/orgs", s.as(run.Admin, s.createOrg)},
+		{get, "/v1/orgs", s.as(run.Admin, s.listOrgs)},
+		{get, "/v1/orgs/:id", s.as(run.Admin, s.getOrg)},
+		{get, "/v1/orgs/:id/account", s.as(run.Admin, s.getOrgAccount)},
+		{post, "/v1/orgs/:id/credits", s.as(run.Admin, s.credit)},
+		{post, "/v1/orgs/:id/keys", s.as(run.Admin, s.createKey)},
+		{get, "/v1/orgs/:id/keys", s.as(run.Admin, s.listKeys)},
+		{del, "/v1/keys/:id", s.as(run.Admin, s.revokeKey)},
+
+		{get, "/openapi.yaml", s.openAPI},
+		{get, "/healthz", s.healthz},
+		{get, "/readyz", s.readyz(false)},
+	})
+}
+
+// adminRoutes are the operations of the admin listener, which asks for no key.
+func (s *Server) adminRoutes() []route {
+	shown := adaptor.HTTPHandler(promhttp.HandlerFor(s.deps.Registry, promhttp.HandlerOpts{Registry: s.deps.Registry}))
+	return withHead([]route{
+		{http.MethodGet, "/metrics", shown},
+		{http.MethodGet, "/healthz", s.healthz},
+		{http.MethodGet, "/readyz", s.readyz(true)},
+	})
+}
+
+// withHead lets HEAD be asked wherever GET may.
+func withHead(routes []route) []route {
+	all := routes
+	for _, r := range routes {
+		if r.method == http.MethodGet {
+			all = append(all, route{http.MethodHead, r.path, r.handler})
+		}
+	}
+	return all
+}
+
+// openAPI answers with the description of this API.
+func (s *Server) openAPI(c *fiber.Ctx) error {
+	c.Set(fiber.HeaderContentType, "application/yaml")
+	return c.Send(openAPI)
+}

@@ -1,0 +1,260 @@
+package gateway
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/gofiber/fiber/v2"
+
+	"github.com/ephemeral-run/ephemeral/run"
+)
+
+// runList is the body of GET /v1/runs.
+type runList struct {
+	Runs       []run.Run `json:"runs"`
+	NextCursor string    `json:"next_cursor,omitempty"` // absent on the last page
+}
+
+// createRun answers POST /v1/runs.
+func (s *Server) createRun(ctx context.Context, c *fiber.Ctx, key run.Key) error {
+	idempotency, err := idempotencyKey(headerValues(c, headerIdempotencyKey))
+	if err != nil {
+		return err
+	}
+	admission, err := s.readAdmission(ctx, c, key)
+	if err != nil {
+		return err
+	}
+	admission.IdempotencyKey = idempotency
+	record, replayed, err := s.deps.Store.Admit(ctx, admission)
+	if err != nil {
+		return err
+	}
+	callOf(c).run = record.ID
+	s.metrics.admitted(replayed)
+	if replayed {
+		c.Set(headerIdempotencyReplay, "true")
+	}
+	c.Set(fiber.HeaderLocation, "/v1/runs/"+string(record.ID))
+	record, waited := s.waitIfPreferred(c, key.Org, record)
+	if waited && record.State.Terminal() {
+		return sendJSON(c, http.StatusOK, record)
+	}
+	return sendJSON(c, http.StatusAccepted, record)
+}
+
+// readAdmission turns the request's body into an admission. The body's memory is given back before it returns.
+func (s *Server) readAdmission(ctx context.Context, c *fiber.Ctx, key run.Key) (run.Admission, error) {
+	body, release, err := s.readBody(ctx, c)
+	if err != nil {
+		return run.Admission{}, err
+	}
+	defer release()
+	spec, err := parseSpec(body, rules{
+		hasModel:     s.deps.HasModel,
+		defaultModel: s.deps.DefaultModel,
+		hasConnection: func(name string) bool {
+			return s.deps.HasConnection != nil && s.deps.HasConnection(key.Org, name)
+		},
+	})
+	if err != nil {
+		return run.Admission{}, err
+	}
+	print, err := fingerprint(spec)
+	if err != nil {
+		return run.Admission{}, err
+	}
+	return run.Admission{Org: key.Org, Key: key.ID, Spec: spec, Fingerprint: print, FirstSlice: s.deps.FirstSlice}, nil
+}
+
+// waitIfPreferred waits for the run's end as long as the client prefers, at most MaxWait. waited tells whether there
+// was such a wish.
+func (s *Server) waitIfPreferred(c *fiber.Ctx, org string, record run.Run) (latest run.Run, waited bool) {
+	d := min(preferredWait(headerValues(c, headerPrefer)), s.cfg.MaxWait)
+	if d <= 0 {
+		return record, false
+	}
+	c.Set(headerPreferenceApplied, "wait="+strconv.Itoa(int(d/time.Second)))
+	return s.await(org, record, d), true
+}
+
+// await returns the run when it has ended, or as last seen after d or when the gateway drains. It does not fail: that
+// the run cannot be read now does not undo what the client has.
+func (s *Server) await(org string, record run.Run, d time.Duration) run.Run {
+	r := s.hub.join(record.ID)
+	defer s.hub.leave(r)
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	record = s.refresh(org, record) // it may have ended before the reader joined
+	for !record.State.Terminal() {
+		select {
+		case <-timer.C:
+			return s.refresh(org, record)
+		case <-r.wake:
+		}
+		t := r.take()
+		ended := t.gap || t.cut
+		for _, f := range t.frames {
+			ended = ended || f.last
+		}
+		if ended {
+			record = s.refresh(org, record)
+		}
+		if t.drained || t.cut {
+			return record
+		}
+	}
+	return record
+}
+
+// refresh reads the run again; when that fails it is what was known.
+func (s *Server) refresh(org string, record run.Run) run.Run {
+	ctx, cancel := s.deadline()
+	defer cancel()
+	latest, err := s.deps.Store.Get(ctx, org, record.ID)
+	if err != nil {
+		s.log.Warn("run cannot be read while a client waits for it", "run", record.ID, "error", err)
+		return record
+	}
+	return latest
+}
+
+// getRun answers GET /v1/runs/{id}; with Prefer: wait it answers when the run has ended.
+func (s *Server) getRun(ctx context.Context, c *fiber.Ctx, key run.Key) error {
+	id, err := runID(c)
+	if err != nil {
+		return err
+	}
+	record, err := s.deps.Store.Get(ctx, key.Org, id)
+	if err != nil {
+		return err
+	}
+	record, _ = s.waitIfPreferred(c, key.Org, record)
+	return sendJSON(c, http.StatusOK, record)
+}
+
+// listRuns answers GET /v1/runs.
+func (s *Server) listRuns(ctx context.Context, c *fiber.Ctx, key run.Key) error {
+	page, err := pageOf(c)
+	if err != nil {
+		return err
+	}
+	runs, next, err := s.deps.Store.List(ctx, key.Org, page)
+	if err != nil {
+		return err
+	}
+	return sendJSON(c, http.StatusOK, runList{Runs: nonNil(runs), NextCursor: next})
+}
+
+// maxCursor bounds a cursor, which is opaque here.
+const maxCursor = 256
+
+// pageOf reads the parameters of a list.
+func pageOf(c *fiber.Ctx) (run.Page, error) {
+	if err := onlyParameters(c, "cursor", "limit", "state"); err != nil {
+		return run.Page{}, err
+	}
+	p := run.Page{Cursor: c.Query("cursor"), State: run.State(c.Query("state"))}
+	if len(p.Cursor) > maxCursor || hasControl(p.Cursor) {
+		return run.Page{}, problem(CodeInvalidParameter, "", FieldError{"cursor", "is not a cursor of this list"})
+	}
+	if limit := c.Query("limit"); limit != "" {
+		n, err := strconv.Atoi(limit)
+		if err != nil || n < 1 || n > 100 {
+			return run.Page{}, problem(CodeInvalidParameter, "", FieldError{"limit", "must be between 1 and 100"})
+		}
+		p.Limit = n
+	}
+	switch p.State {
+	case "", run.Queued, run.Starting, run.Running:
+	default:
+		if !p.State.Terminal() {
+			return run.Page{}, problem(CodeInvalidParameter, "", FieldError{"state", "is not a state of a run"})
+		}
+	}
+	return p, nil
+}
+
+// cancelRun answers POST /v1/runs/{id}/cancel. Cancelling an ended run changes nothing and is no error.
+func (s *Server) cancelRun(ctx context.Context, c *fiber.Ctx, key run.Key) error {
+	id, err := runID(c)
+	if err != nil {
+		return err
+	}
+	record, err := s.deps.Store.Cancel(ctx, key.Org, id)
+	if errors.Is(err, run.ErrState) {
+		record, err = s.deps.Store.Get(ctx, key.Org, id)
+	}
+	if err != nil {
+		return err
+	}
+	if record.State.Terminal() {
+		return sendJSON(c, http.StatusOK, record)
+	}
+	return sendJSON(c, http.StatusAccepted, record)
+}
+
+// deleteRun answers DELETE /v1/runs/{id}.
+func (s *Server) deleteRun(ctx context.Context, c *fiber.Ctx, key run.Key) error {
+	id, err := runID(c)
+	if err != nil {
+		return err
+	}
+	err = s.deps.Store.Delete(ctx, key.Org, id)
+	if errors.Is(err, run.ErrState) {
+		return problem(CodeRunNotFinished, "")
+	}
+	if err != nil {
+		return err
+	}
+	return c.SendStatus(http.StatusNoContent)
+}
+
+// getAccount answers GET /v1/account.
+func (s *Server) getAccount(ctx context.Context, c *fiber.Ctx, key run.Key) error {
+	account, err := s.deps.Store.Account(ctx, key.Org)
+	if err != nil {
+		return err
+	}
+	return sendJSON(c, http.StatusOK, account)
+}
+
+// runID reads the run's id from the address.
+func runID(c *fiber.Ctx) (run.ID, error) {
+	id, err := run.ParseID(c.Params("id"))
+	if err != nil {
+		return "", err
+	}
+	callOf(c).run = id
+	return id, nil
+}
+
+// onlyParameters refuses query parameters that nobody would look at: a misspelt filter must not mean "all".
+func onlyParameters(c *fiber.Ctx, known ...string) error {
+	var fields []FieldError
+	for name := range c.Queries() {
+		if !slices.Contains(known, name) {
+			fields = append(fields, FieldError{shorten(name), "is not a known parameter"})
+		}
+	}
+	if len(fields) > 0 {
+		return problem(CodeInvalidParameter, "", fields...)
+	}
+	return nil
+}
+
+// sendJSON answers with v.
+func sendJSON(c *fiber.Ctx, status int, v any) error {
+	body, err := json.Marshal(v)
+	if err != nil {
+		return fmt.Errorf("encode answer: %w", err)
+	}
+	c.Set(fiber.HeaderContentType, fiber.MIMEApplicationJSON)
+	return c.Status(status).Send(body)
+}

@@ -1,0 +1,213 @@
+// Package gateway is the HTTP edge: it authenticates, validates, admits runs, shows them and their events, and answers
+// every refusal with problem details. It knows runs and nothing of machines.
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync/atomic"
+
+	"github.com/gofiber/fiber/v2"
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
+
+	"github.com/ephemeral-run/ephemeral/run"
+)
+
+// Store is what the gateway asks of the run store; *run.Store has it. Errors are those of package run.
+type Store interface {
+	Ping(ctx context.Context) error
+	Authenticate(ctx context.Context, secret string) (run.Key, error)
+
+	Admit(ctx context.Context, a run.Admission) (r run.Run, replayed bool, err error)
+	Get(ctx context.Context, org string, id run.ID) (run.Run, error)
+	List(ctx context.Context, org string, p run.Page) (runs []run.Run, next string, err error)
+	Events(ctx context.Context, org string, id run.ID, after int64) ([]run.Event, error)
+	Cancel(ctx context.Context, org string, id run.ID) (run.Run, error)
+	Delete(ctx context.Context, org string, id run.ID) error
+	Subscribe(ctx context.Context) (events <-chan run.Event, gap <-chan struct{}, err error)
+
+	CreateOrg(ctx context.Context, o run.Org) (run.Org, error)
+	Org(ctx context.Context, id string) (run.Org, error)
+	Orgs(ctx context.Context) ([]run.Org, error)
+	Account(ctx context.Context, org string) (run.Account, error)
+	Credit(ctx context.Context, org string, amount run.Micros, ref string) (run.Account, error)
+	CreateKey(ctx context.Context, org, name string, role run.Role) (run.Key, string, error)
+	RevokeKey(ctx context.Context, id string) error
+	Keys(ctx context.Context, org string) ([]run.Key, error)
+}
+
+var _ Store = (*run.Store)(nil)
+
+// Deps is what a gateway works with.
+type Deps struct {
+	Store         Store
+	HasModel      func(model string) bool     // nil: no model exists
+	DefaultModel  string                      // for a prompt that names none
+	FirstSlice    run.Micros                  // what the first slice of compute costs
+	HasConnection func(org, name string) bool // nil: no connection exists
+	Ready         func() error                // what else must work besides the store; nil: nothing
+	Registry      *prometheus.Registry        // metrics shown on the admin listener; nil: the gateway's own only
+	Log           *slog.Logger                // nil: slog.Default
+}
+
+// Server is one gateway.
+type Server struct {
+	cfg      Config
+	deps     Deps
+	log      *slog.Logger
+	app      *fiber.App // the public API
+	admin    *fiber.App // metrics and health
+	hub      *hub
+	metrics  *metrics
+	bodies   *semaphore.Weighted // bytes of request bodies in memory
+	base     context.Context     // of everything done for a request; ends when the drain is over
+	stop     context.CancelFunc
+	draining atomic.Bool
+}
+
+// New makes a gateway. It serves nothing yet. It panics on a configuration that cannot be filled with defaults, which
+// is an error of the program.
+func New(cfg Config, deps Deps) *Server {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		panic(err)
+	}
+	if deps.Log == nil {
+		deps.Log = slog.Default()
+	}
+	if deps.Registry == nil {
+		deps.Registry = prometheus.NewRegistry()
+	}
+	s := &Server{
+		cfg:    cfg,
+		deps:   deps,
+		log:    deps.Log.With("part", "gateway"),
+		bodies: semaphore.NewWeighted(int64(cfg.BodyMemory)),
+	}
+	s.base, s.stop = context.WithCancel(context.Background())
+	s.hub = newHub(deps.Store, s.log)
+	s.metrics = newMetrics(deps.Registry, s.hub)
+	s.app = s.newApp(s.publicRoutes())
+	s.admin = s.newApp(s.adminRoutes())
+	return s
+}
+
+// newApp makes a Fiber application that serves the routes.
+func (s *Server) newApp(routes []route) *fiber.App {
+	app := fiber.New(fiber.Config{
+		AppName:                      "ephemeral",
+		BodyLimit:                    s.cfg.BodyLimit,
+		Concurrency:                  s.cfg.MaxConnections,
+		DisableStartupMessage:        true,
+		DisablePreParseMultipartForm: true,
+		StreamRequestBody:            true, // read after authentication, see readBody
+		Immutable:                    true, // strings taken from a request outlive its buffers
+		CaseSensitive:                true,
+		StrictRouting:                true,
+		UnescapePath:                 false,
+		ReadTimeout:                  s.cfg.ReadTimeout,
+		IdleTimeout:                  s.cfg.IdleTimeout,
+		ReadBufferSize:               s.cfg.HeaderLimit,
+		ErrorHandler:                 s.serverError,
+	})
+	app.Use(s.edge)
+	for _, r := range routes {
+		app.Add(r.method, r.path, s.named(r.path, r.handler))
+	}
+	http := app.Server()
+	http.CloseOnShutdown = true
+	http.SecureErrorLogMessage = true
+	http.Logger = serverLog{s.log}
+	http.Handler = s.knownMethod(app, http.Handler)
+	return app
+}
+
+// serverLog takes the HTTP server's own messages, all of which are about single connections.
+type serverLog struct{ log *slog.Logger }
+
+func (l serverLog) Printf(format string, args ...any) {
+	l.log.Debug("connection", "message", fmt.Sprintf(format, args...))
+}
+
+// ListenAndServe opens both listeners of the configuration and serves until ctx ends; see Serve.
+func (s *Server) ListenAndServe(ctx context.Context) error {
+	var lc net.ListenConfig
+	public, err := lc.Listen(ctx, "tcp", s.cfg.Listen)
+	if err != nil {
+		return fmt.Errorf("listen on %s (EPHEMERAL_LISTEN): %w", s.cfg.Listen, err)
+	}
+	admin, err := lc.Listen(ctx, "tcp", s.cfg.AdminListen)
+	if err != nil {
+		return errors.Join(fmt.Errorf("listen on %s (EPHEMERAL_ADMIN_LISTEN): %w", s.cfg.AdminListen, err), public.Close())
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return s.Serve(ctx, public) })
+	g.Go(func() error { return s.ServeAdmin(ctx, admin) })
+	return g.Wait()
+}
+
+// Serve answers the public API on ln until ctx ends, then drains: no new connection, event streams are told to
+// reconnect, waiting requests are answered with what is known, answers in flight get DrainTimeout. It closes ln, returns
+// nil after a drain, whole or not, and may be called once.
+func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
+	defer s.stop()
+	hubCtx, stopHub := context.WithCancel(context.WithoutCancel(ctx))
+	hubDone := make(chan struct{})
+	go func() {
+		defer close(hubDone)
+		s.hub.run(hubCtx)
+	}()
+	err := s.serve(ctx, s.app, ln, func() {
+		s.draining.Store(true)
+		s.hub.drain()
+	})
+	stopHub()
+	<-hubDone
+	return err
+}
+
+// ServeAdmin answers metrics and detailed health on ln until ctx ends. It closes ln.
+func (s *Server) ServeAdmin(ctx context.Context, ln net.Listener) error {
+	return s.serve(ctx, s.admin, ln, func() {})
+}
+
+// serve runs one application on one listener until ctx ends and drains it then. onDrain is called first.
+func (s *Server) serve(ctx context.Context, app *fiber.App, ln net.Listener, onDrain func()) error {
+	conns := newConns(ln, s.cfg.WriteTimeout)
+	failed := make(chan error, 1)
+	go func() { failed <- app.Listener(conns) }()
+	select {
+	case err := <-failed:
+		return errors.Join(fmt.Errorf("serve on %s: %w", ln.Addr(), err), closeListener(conns))
+	case <-ctx.Done():
+	}
+	onDrain()
+	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.cfg.DrainTimeout)
+	defer cancel()
+	if err := app.Server().ShutdownWithContext(drain); err != nil {
+		s.log.Warn("drain is not complete, closing the connections left", "listener", ln.Addr().String(), "error", err)
+		s.stop()
+	}
+	err := closeListener(conns) // also when the server had not begun to accept
+	conns.closeAll()
+	<-failed
+	return err
+}
+
+// closeListener closes ln; one that is closed already is fine.
+func closeListener(ln net.Listener) error {
+	if err := ln.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+		return fmt.Errorf("close listener %s: %w", ln.Addr(), err)
+	}
+	return nil
+}
+
+// deadline is the context of the store calls of one request.
+func (s *Server) deadline() (context.Context, context.CancelFunc) {
+	return context.WithTimeout(s.base, s.cfg.StoreTimeout)
+}
