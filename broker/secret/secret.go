@@ -1,0 +1,128 @@
+// Package secret keeps credentials out of what is printed, and takes them out of what others send back.
+package secret
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/url"
+	"slices"
+	"strings"
+)
+
+// Mask stands where a secret was.
+const Mask = "[redacted]"
+
+// MinLength is how many bytes a secret must have for it to be looked for: shorter ones occur by chance.
+const MinLength = 8
+
+// Value is a secret. Printing, logging or encoding it gives the mask; string(v) is the secret itself.
+type Value string
+
+// String returns the mask.
+func (v Value) String() string { return v.shown() }
+
+// Format prints the mask whatever the verb.
+func (v Value) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, v.shown()) }
+
+// LogValue returns the mask.
+func (v Value) LogValue() slog.Value { return slog.StringValue(v.shown()) }
+
+// MarshalText returns the mask.
+func (v Value) MarshalText() ([]byte, error) { return []byte(v.shown()), nil }
+
+func (v Value) shown() string {
+	if v == "" {
+		return ""
+	}
+	return Mask
+}
+
+// Scrubber finds secrets in text: as they are, and base64, hexadecimal or URL encoded, also inside something longer that
+// was encoded as a whole. A nil scrubber finds nothing. It is safe for concurrent use.
+type Scrubber struct {
+	plain []string
+	forms [][]byte
+}
+
+// NewScrubber looks for the given secrets; those shorter than MinLength are left out.
+func NewScrubber(secrets ...Value) *Scrubber {
+	s := &Scrubber{}
+	for _, v := range secrets {
+		if len(v) < MinLength || slices.Contains(s.plain, string(v)) {
+			continue
+		}
+		s.plain = append(s.plain, string(v))
+		for _, f := range forms(string(v)) {
+			if !slices.ContainsFunc(s.forms, func(o []byte) bool { return string(o) == f }) {
+				s.forms = append(s.forms, []byte(f))
+			}
+		}
+	}
+	// Longest first, so that masking one form cannot break a longer one apart.
+	slices.SortStableFunc(s.forms, func(a, b []byte) int { return len(b) - len(a) })
+	return s
+}
+
+// forms returns the ways in which v may be written.
+func forms(v string) []string {
+	all := []string{v, url.QueryEscape(v), url.PathEscape(v), hex.EncodeToString([]byte(v)), strings.ToUpper(hex.EncodeToString([]byte(v)))}
+	for shift := range 3 {
+		// base64 of v behind shift unknown bytes: the characters that depend on v alone.
+		std := base64.RawStdEncoding.EncodeToString([]byte(strings.Repeat("\x00", shift) + v))
+		first, last := (shift*8+5)/6, (shift+len(v))*8/6
+		std = std[first:last]
+		all = append(all, std, strings.NewReplacer("+", "-", "/", "_").Replace(std), url.QueryEscape(std))
+	}
+	return all
+}
+
+// Found tells whether b holds a secret in any form.
+func (s *Scrubber) Found(b []byte) bool {
+	if s == nil {
+		return false
+	}
+	return slices.ContainsFunc(s.forms, func(f []byte) bool { return bytes.Contains(b, f) })
+}
+
+// Scrub returns b with every form of every secret masked; b itself when there is none.
+func (s *Scrubber) Scrub(b []byte) []byte {
+	if s == nil {
+		return b
+	}
+	for _, f := range s.forms {
+		if bytes.Contains(b, f) {
+			b = bytes.ReplaceAll(b, f, []byte(Mask))
+		}
+	}
+	return b
+}
+
+// Tail is the length of the longest suffix of text that a secret begins with, the whole secret left out: so many bytes
+// may turn out to be the start of a secret when more text comes.
+func (s *Scrubber) Tail(text []byte) int {
+	if s == nil {
+		return 0
+	}
+	longest := 0
+	for _, f := range s.forms {
+		for n := min(len(f)-1, len(text)); n > longest; n-- {
+			if bytes.HasSuffix(text, f[:n]) {
+				longest = n
+				break
+			}
+		}
+	}
+	return longest
+}
+
+// Longest is the length of the longest form of any secret.
+func (s *Scrubber) Longest() int {
+	if s == nil || len(s.forms) == 0 {
+		return 0
+	}
+	return len(s.forms[0])
+}
