@@ -1,0 +1,396 @@
+package pool
+
+import (
+	"container/list"
+	"errors"
+	"time"
+)
+
+// The reasons of failures that no make reported.
+var (
+	errStillborn = errors.New("machine had ended by the time it was made")
+	errDead      = errors.New("machine ended by itself while it waited in the pool")
+)
+
+// destroyConcurrency is how many machines are destroyed at once.
+const destroyConcurrency = 4
+
+// refusedPause is how long the pool waits when admission refused a machine, unless one is released before.
+const refusedPause = time.Second
+
+type slotState uint8
+
+const (
+	slotReady   slotState = iota
+	slotOffered           // the answer to a claim that waited and has not yet taken it
+	slotLeased            // in use
+	slotRetired           // to be destroyed by the pool, or being destroyed
+	slotGone              // counted no more
+)
+
+// slot is one machine that the pool counts.
+type slot[M Machine] struct {
+	m       M
+	madeAt  time.Time
+	state   slotState
+	stale   bool          // ready, and so close to its age that a replacement is made
+	serving bool          // handed out from ready and not yet settled
+	el      *list.Element // in policy.ready
+	gone    chan struct{} // closed when the pool counts it no more
+}
+
+func (s *slot[M]) dead() bool {
+	select {
+	case <-s.m.Done():
+		return true
+	default:
+		return false
+	}
+}
+
+// waiter is a claim that found no machine ready. Slot or err is set before done is closed.
+type waiter[M Machine] struct {
+	number int64 // in order of arrival
+	since  time.Time
+	slot   *slot[M]
+	err    error
+	el     *list.Element // in policy.waiters; nil once answered
+	done   chan struct{}
+}
+
+// policy decides what happens to machines and claims. It starts nothing itself: plan says what to start. Its methods are
+// called one at a time and take the time as an argument.
+type policy[M Machine] struct {
+	cfg        Config
+	ready      list.List // of *slot[M], oldest first
+	waiters    list.List // of *waiter[M], first come first
+	retired    []*slot[M]
+	slots      map[M]*slot[M]
+	stale      int
+	leased     int // in use or offered
+	offered    int
+	arrivals   int64
+	making     int
+	destroying int
+	serving    int       // claims served from ready whose machine has not settled
+	yieldUntil time.Time // refill and destruction stand back until then at the most
+	refused    error     // why admission refused the last make
+	refusedEnd time.Time
+	circuit    circuit
+	closed     bool
+	totals     Totals
+}
+
+func newPolicy[M Machine](cfg Config) *policy[M] {
+	return &policy[M]{cfg: cfg, slots: make(map[M]*slot[M]), circuit: circuit{state: CircuitClosed}}
+}
+
+// live is the number of machines that count against MaxMachines.
+func (p *policy[M]) live() int {
+	return p.ready.Len() + p.leased + p.making + len(p.retired) + p.destroying
+}
+
+// target is how many machines should be ready.
+func (p *policy[M]) target() int { return min(p.cfg.MinReady, p.cfg.MaxReady, p.cfg.MaxMachines) }
+
+// claim hands out the oldest ready machine, or says why there will be none; nil, nil: wait.
+func (p *policy[M]) claim(now time.Time) (*slot[M], error) {
+	if p.closed {
+		return nil, ErrClosed
+	}
+	for el := p.ready.Front(); el != nil; el = p.ready.Front() {
+		s := el.Value.(*slot[M])
+		if !p.usable(s, now) {
+			continue // usable took it out; each machine is taken out once, so this stays O(1) a claim
+		}
+		p.unready(s)
+		p.lease(s)
+		p.totals.Claims++
+		p.totals.Hits++
+		s.serving = true
+		if p.serving++; p.serving == 1 {
+			p.yieldUntil = now.Add(p.cfg.Yield)
+		}
+		return s, nil
+	}
+	if p.circuit.blocks(now) {
+		p.totals.Refused++
+		return nil, p.circuit.err()
+	}
+	return nil, nil
+}
+
+// wait queues a claim.
+func (p *policy[M]) wait(now time.Time) *waiter[M] {
+	p.arrivals++
+	w := &waiter[M]{number: p.arrivals, since: now}
+	p.queue(w)
+	return w
+}
+
+// queue puts a claim in its place in the line, which is the end unless it was there before.
+func (p *policy[M]) queue(w *waiter[M]) {
+	w.done = make(chan struct{})
+	for el := p.waiters.Back(); el != nil; el = el.Prev() {
+		if el.Value.(*waiter[M]).number < w.number {
+			w.el = p.waiters.InsertAfter(w, el)
+			return
+		}
+	}
+	w.el = p.waiters.PushFront(w)
+}
+
+// take hands out the machine a queued claim was offered, unless it died meanwhile; then the claim is served anew, with
+// nothing taken from its place in the line. It returns nil, nil when the claim is back in line.
+func (p *policy[M]) take(w *waiter[M], now time.Time) (*slot[M], error) {
+	s := w.slot
+	if s == nil {
+		return nil, w.err
+	}
+	w.slot = nil
+	if p.closed {
+		p.withdraw()
+		p.retire(s)
+		return nil, ErrClosed
+	}
+	if !s.dead() {
+		s.state = slotLeased
+		p.offered--
+		p.totals.Claims++
+		p.totals.Wait += now.Sub(w.since)
+		return s, nil
+	}
+	p.withdraw()
+	p.usable(s, now)
+	if s, err := p.claim(now); s != nil || err != nil {
+		return s, err
+	}
+	p.queue(w)
+	return nil, nil
+}
+
+// cancel ends a claim that waited. A machine it was offered goes to the next, for nobody has used it.
+func (p *policy[M]) cancel(w *waiter[M], now time.Time) {
+	p.totals.Cancelled++
+	if w.el != nil {
+		p.waiters.Remove(w.el)
+		w.el = nil
+		return
+	}
+	if s := w.slot; s != nil {
+		w.slot = nil
+		p.withdraw()
+		p.offer(s, now)
+	}
+}
+
+// withdraw takes back a machine that was offered and not taken.
+func (p *policy[M]) withdraw() {
+	p.leased--
+	p.offered--
+}
+
+// answer ends the wait of a claim.
+func (p *policy[M]) answer(w *waiter[M], s *slot[M], err error) {
+	p.waiters.Remove(w.el)
+	w.el, w.slot, w.err = nil, s, err
+	close(w.done)
+}
+
+// answerAll ends the wait of every claim with an error.
+func (p *policy[M]) answerAll(err error) {
+	for el := p.waiters.Front(); el != nil; el = p.waiters.Front() {
+		p.totals.Refused++
+		p.answer(el.Value.(*waiter[M]), nil, err)
+	}
+}
+
+// made takes in the machine of a make that succeeded; one that is dead already counts as a failure. The slot is to be
+// watched for its death.
+func (p *policy[M]) made(m M, epoch int, now time.Time) (s *slot[M], opened bool, err error) {
+	p.making--
+	s = &slot[M]{m: m, madeAt: now, gone: make(chan struct{})}
+	p.slots[m] = s
+	if s.dead() {
+		p.retire(s)
+		return s, p.failed(epoch, now, errStillborn), errStillborn
+	}
+	p.totals.Made++
+	p.circuit.made(epoch)
+	p.offer(s, now)
+	return s, false, nil
+}
+
+// offer gives a machine that nobody has used to the first claim that waits, or makes it ready.
+func (p *policy[M]) offer(s *slot[M], now time.Time) {
+	switch {
+	case p.closed:
+		p.retire(s)
+	case !p.usable(s, now):
+	case p.waiters.Len() > 0:
+		w := p.waiters.Front().Value.(*waiter[M])
+		p.lease(s)
+		s.state = slotOffered
+		p.offered++
+		p.answer(w, s, nil)
+	default:
+		p.enready(s)
+	}
+}
+
+// makeFailed notes a make that failed and tells whether that opened the circuit.
+func (p *policy[M]) makeFailed(epoch int, now time.Time, reason error) (opened bool) {
+	p.making--
+	return p.failed(epoch, now, reason)
+}
+
+func (p *policy[M]) failed(epoch int, now time.Time, reason error) (opened bool) {
+	p.totals.MakeFailures++
+	if opened = p.circuit.failed(epoch, now, reason); opened {
+		p.answerAll(p.circuit.err())
+	}
+	return opened
+}
+
+// makeRefused notes a make that admission did not let start.
+func (p *policy[M]) makeRefused(epoch int, now time.Time, reason error) {
+	p.making--
+	p.circuit.untried(epoch)
+	p.refused, p.refusedEnd = reason, now.Add(refusedPause)
+}
+
+// usable takes a machine that is dead or past its age out of service. It must not be in use.
+func (p *policy[M]) usable(s *slot[M], now time.Time) bool {
+	switch {
+	case s.dead():
+		p.unready(s)
+		p.retire(s)
+		p.totals.Died++
+		if p.circuit.died(now, errDead) {
+			p.answerAll(p.circuit.err())
+		}
+		return false
+	case p.cfg.MaxAge > 0 && now.Sub(s.madeAt) >= p.cfg.MaxAge:
+		p.unready(s)
+		p.retire(s)
+		p.totals.Expired++
+		return false
+	}
+	return true
+}
+
+// died notes that a machine has ended. One in use counts no more; a ready one is destroyed, for its remains.
+func (p *policy[M]) died(s *slot[M], now time.Time) {
+	switch s.state {
+	case slotReady:
+		if s.el != nil {
+			p.usable(s, now)
+		}
+	case slotLeased:
+		p.release(s)
+	}
+}
+
+// released notes that whoever claimed the machine has destroyed it.
+func (p *policy[M]) released(m M) {
+	if s := p.slots[m]; s != nil && s.state == slotLeased {
+		p.release(s)
+	}
+}
+
+func (p *policy[M]) release(s *slot[M]) {
+	p.leased--
+	p.settle(s)
+	p.forget(s)
+}
+
+// settled notes that a claimed machine is up: refill and destruction need not stand back for it.
+func (p *policy[M]) settled(m M) {
+	if s := p.slots[m]; s != nil {
+		p.settle(s)
+	}
+}
+
+func (p *policy[M]) settle(s *slot[M]) {
+	if s.serving {
+		s.serving = false
+		p.serving--
+	}
+}
+
+// destroyed notes that the pool has destroyed a machine.
+func (p *policy[M]) destroyed(s *slot[M]) {
+	p.destroying--
+	p.totals.Destroyed++
+	p.forget(s)
+}
+
+func (p *policy[M]) forget(s *slot[M]) {
+	p.refusedEnd = time.Time{} // its memory is free again: ask admission anew
+	s.state = slotGone
+	delete(p.slots, s.m)
+	close(s.gone)
+}
+
+// shut makes the pool refuse claims and retires every ready machine.
+func (p *policy[M]) shut() {
+	p.closed = true
+	p.answerAll(ErrClosed)
+	for el := p.ready.Front(); el != nil; el = p.ready.Front() {
+		s := el.Value.(*slot[M])
+		p.unready(s)
+		p.retire(s)
+	}
+}
+
+func (p *policy[M]) lease(s *slot[M]) {
+	s.state = slotLeased
+	p.leased++
+	p.circuit.served()
+}
+
+func (p *policy[M]) retire(s *slot[M]) {
+	s.state = slotRetired
+	p.retired = append(p.retired, s)
+}
+
+// enready puts a machine among the ready ones, ordered by age: one that a cancelled claim gave back is not the newest.
+func (p *policy[M]) enready(s *slot[M]) {
+	s.state = slotReady
+	for el := p.ready.Back(); el != nil; el = el.Prev() {
+		if !el.Value.(*slot[M]).madeAt.After(s.madeAt) {
+			s.el = p.ready.InsertAfter(s, el)
+			return
+		}
+	}
+	s.el = p.ready.PushFront(s)
+}
+
+func (p *policy[M]) unready(s *slot[M]) {
+	if s.el == nil {
+		return
+	}
+	p.ready.Remove(s.el)
+	s.el = nil
+	if s.stale {
+		s.stale = false
+		p.stale--
+	}
+}
+
+// trim retires what is above the limits, and stale machines that have their replacement.
+func (p *policy[M]) trim() {
+	doomed := len(p.retired) + p.destroying
+	for p.ready.Len() > 0 {
+		oldest := p.ready.Front().Value.(*slot[M])
+		over := p.ready.Len() > p.cfg.MaxReady || p.live()-doomed > p.cfg.MaxMachines
+		replaced := oldest.stale && p.ready.Len() > p.target()
+		if !over && !replaced {
+			return
+		}
+		p.unready(oldest)
+		p.retire(oldest)
+		p.totals.Surplus++
+		doomed++
+	}
+}

@@ -1,0 +1,113 @@
+package pool
+
+import (
+	"errors"
+	"testing"
+	"time"
+)
+
+// filled is a policy with n ready machines made at the given time. Nothing watches them: only the policy's own checks
+// stand between a bad machine and a claim.
+func filled(cfg Config, w *world, n int, at time.Time) *policy[*fakeMachine] {
+	p := newPolicy[*fakeMachine](cfg)
+	for i := range n {
+		p.making++
+		m := &fakeMachine{w: w, id: i, madeAt: at, done: make(chan struct{})}
+		w.machines = append(w.machines, m)
+		p.made(m, 0, at)
+	}
+	return p
+}
+
+func TestClaimItselfRefusesDeadAndOldMachines(t *testing.T) {
+	start := time.Unix(1000, 0)
+	w := &world{}
+	p := filled(config(), w, 3, start)
+	w.machines[0].die()
+	s, err := p.claim(start)
+	if err != nil || s.m != w.machines[1] || len(p.retired) != 1 {
+		t.Fatalf("claim: %+v, %v; retired %d", s, err, len(p.retired))
+	}
+	s, err = p.claim(start.Add(config().MaxAge))
+	if s != nil || err != nil || len(p.retired) != 2 {
+		t.Fatalf("claim after the age: %+v, %v; retired %d", s, err, len(p.retired))
+	}
+}
+
+func TestOfferedMachineThatDiesIsNotHandedOut(t *testing.T) {
+	now := time.Unix(1000, 0)
+	w := &world{}
+	p := filled(config(), w, 0, now)
+	first, second := p.wait(now), p.wait(now)
+	third := p.wait(now)
+	for i := range 2 {
+		p.making++
+		m := &fakeMachine{w: w, id: i, done: make(chan struct{})}
+		w.machines = append(w.machines, m)
+		p.made(m, 0, now)
+		m.die()
+	}
+	for _, wt := range []*waiter[*fakeMachine]{first, second} {
+		if s, err := p.take(wt, now); s != nil || err != nil {
+			t.Fatalf("took %+v, %v", s, err)
+		}
+	}
+	if p.leased != 0 || p.offered != 0 || len(p.retired) != 2 {
+		t.Fatalf("leased %d, offered %d, retired %d", p.leased, p.offered, len(p.retired))
+	}
+	for _, want := range []*waiter[*fakeMachine]{first, second, third} { // back in their old places
+		p.making++
+		p.made(&fakeMachine{w: w, done: make(chan struct{})}, 0, now)
+		if want.slot == nil {
+			t.Fatalf("claim %d was not next", want.number)
+		}
+		if s, err := p.take(want, now); s == nil || err != nil {
+			t.Fatalf("took %+v, %v", s, err)
+		}
+	}
+}
+
+func TestLateResultsSayNothingAboutTheCircuit(t *testing.T) {
+	now := time.Unix(1000, 0)
+	c := circuit{state: CircuitClosed}
+	bad := errors.New("bad")
+	for i := range threshold {
+		if opened := c.failed(0, now, bad); opened != (i == threshold-1) {
+			t.Fatalf("failure %d opened: %v", i, opened)
+		}
+	}
+	c.made(0) // had started before
+	c.failed(0, now, bad)
+	if !c.blocks(now) || c.level != 1 {
+		t.Fatalf("%+v", c)
+	}
+	now = c.until
+	if c.blocks(now) || c.allowed(now, 5) != 1 || c.allowed(now, 5) != 0 {
+		t.Fatalf("want one trial: %+v", c)
+	}
+	c.untried(c.epoch)
+	if c.allowed(now, 5) != 1 {
+		t.Fatal("a trial that did not start was not repeated")
+	}
+	c.made(c.epoch)
+	if c.state != CircuitClosed || c.reason != nil || c.allowed(now, 5) != 5 {
+		t.Fatalf("%+v", c)
+	}
+}
+
+func TestPauseGrowsToItsLimit(t *testing.T) {
+	now := time.Unix(1000, 0)
+	c := circuit{state: CircuitClosed}
+	var last time.Duration
+	for range 80 {
+		c.open(now)
+		pause := c.until.Sub(now)
+		if pause < last || pause > openMax {
+			t.Fatalf("pause of %s after %s", pause, last)
+		}
+		last = pause
+	}
+	if last != openMax {
+		t.Fatalf("longest pause %s", last)
+	}
+}
