@@ -187,6 +187,10 @@ var (
 	ErrBudget = errors.New("budget exhausted")
 	// ErrQueueFull: the organisation has as many runs waiting as it may.
 	ErrQueueFull = errors.New("queue full")
+	// ErrExists: an organisation with that id exists and is another one.
+	ErrExists = errors.New("exists already")
+	// ErrRange: an amount or a size is outside what is allowed.
+	ErrRange = errors.New("out of range")
 	// ErrLeaseLost: the run is not, or no longer, leased to the caller; it must stop and destroy the machine.
 	ErrLeaseLost = errors.New("lease lost")
 	// ErrState: the run's state does not allow the transition.

@@ -1,6 +1,8 @@
 package run
 
 import (
+	"context"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -12,13 +14,22 @@ type Config struct {
 	Cell      string        `env:"EPHEMERAL_CELL" envDefault:"c0" help:"name of the cell; hash tag of every key"`
 	Lease     time.Duration `env:"EPHEMERAL_LEASE" envDefault:"10s" help:"how long a node owns a run without renewing"`
 	Retention time.Duration `env:"EPHEMERAL_RETENTION" envDefault:"720h" help:"how long records of ended runs are kept"`
+
+	Concurrency int `env:"EPHEMERAL_ORG_CONCURRENCY" envDefault:"20" help:"runs at once of an organisation that has no limit of its own"`
+	QueueLimit  int `env:"EPHEMERAL_QUEUE_LIMIT" envDefault:"10000" help:"runs that an organisation may have waiting"`
 }
 
 // Store keeps runs, accounts and keys in one Redis. It is safe for concurrent use.
 type Store struct {
-	rdb redis.UniversalClient
-	cfg Config
-	now func() time.Time
+	rdb  redis.UniversalClient
+	cfg  Config
+	keys keys
+	now  func() time.Time
+
+	life     context.Context // ends with Close
+	end      context.CancelFunc
+	routines sync.WaitGroup
+	waker    waker
 }
 
 // Admission is one accepted request on its way into the queue.

@@ -1,0 +1,105 @@
+package run
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"time"
+)
+
+// idempotencyTTL is how long an idempotency key is remembered.
+const idempotencyTTL = 24 * time.Hour
+
+// maxSpecBytes bounds the request of one run, files included, as JSON.
+const maxSpecBytes = 64 << 20
+
+var fingerprintPattern = regexp.MustCompile(`^[!-~]{1,128}$`)
+
+var admitScript = loadScript("admit")
+
+// Admit accepts a run: it reserves the whole of MaxCostMicros, stores the record and queues it, in one step. With an
+// idempotency key that was used in the last 24 hours for the same request it returns that run as it is now, replayed.
+// Errors, each without any effect: ErrIdempotencyConflict (the key was used for another request), ErrBudget (the hold
+// cannot pay the first slice of compute), ErrInsufficientFunds, ErrQueueFull, ErrNotFound (no such organisation),
+// ErrRange, ErrUnavailable (repeat the call: with the key nothing happens twice).
+//
+// Script admit.lua.
+func (s *Store) Admit(ctx context.Context, a Admission) (r Run, replayed bool, err error) {
+	fail := func(err error) (Run, bool, error) {
+		return Run{}, false, fmt.Errorf("admit run for organisation %.64s: %w", a.Org, err)
+	}
+	if err := a.check(); err != nil {
+		return fail(err)
+	}
+	kept, whole := a.Spec.split()
+	request, err := encode("request", kept)
+	if err != nil {
+		return fail(err)
+	}
+	spec := ""
+	if !whole {
+		if spec, err = encode("request", a.Spec); err != nil {
+			return fail(err)
+		}
+	}
+	if len(request)+len(spec) > maxSpecBytes {
+		return fail(fmt.Errorf("request has more than %d bytes: %w", maxSpecBytes, ErrRange))
+	}
+	id, err := NewID()
+	if err != nil {
+		return fail(err)
+	}
+	fingerprint := ""
+	if a.IdempotencyKey != "" {
+		fingerprint = a.Fingerprint
+	}
+	now := s.micros()
+	k, rid := s.keys, string(id)
+	prefix, suffix := k.runAround()
+	rep, err := s.eval(ctx, admitScript,
+		[]string{k.idem(a.Org, a.IdempotencyKey), k.run(rid), k.runEvents(rid), k.spec(rid), k.org(a.Org), k.queue(a.Org),
+			k.active(a.Org), k.runs(a.Org), k.ring()},
+		k.events(), k.work(), rid, a.Org, now, fingerprint, idempotencyTTL.Milliseconds(), int64(a.Spec.MaxCostMicros),
+		int64(a.FirstSlice), request, spec, flag(a.Spec.ZeroDataRetention), a.Key, s.cfg.QueueLimit, s.cfg.Concurrency,
+		prefix, suffix)
+	if err != nil {
+		return fail(err)
+	}
+	if rep.code() == "REPLAY" {
+		r, err := s.Get(ctx, a.Org, ID(rep.text(1)))
+		if err != nil {
+			return fail(fmt.Errorf("replay: %w", err))
+		}
+		return r, true, nil
+	}
+	if err := refused(rep); err != nil {
+		return fail(err)
+	}
+	if !a.Spec.ZeroDataRetention {
+		kept = a.Spec
+	}
+	return Run{ID: id, Org: a.Org, State: Queued, QueuedAt: time.UnixMicro(now).UTC(), Request: &kept,
+		Money: Money{Reserved: a.Spec.MaxCostMicros}}, false, nil
+}
+
+// check refuses what no script should see.
+func (a Admission) check() error {
+	switch {
+	case !orgPattern.MatchString(a.Org):
+		return ErrNotFound
+	case a.Spec.MaxCostMicros <= 0 || a.Spec.MaxCostMicros > maxMicros:
+		return fmt.Errorf("hold of %d micro-dollars: %w", a.Spec.MaxCostMicros, ErrRange)
+	case a.FirstSlice < 0 || a.FirstSlice > maxMicros:
+		return fmt.Errorf("first slice of %d micro-dollars: %w", a.FirstSlice, ErrRange)
+	case a.IdempotencyKey != "" && !fingerprintPattern.MatchString(a.Fingerprint):
+		return fmt.Errorf("fingerprint: want 1 to 128 visible ASCII characters: %w", ErrRange)
+	}
+	return nil
+}
+
+func flag(b bool) string {
+	if b {
+		return "1"
+	}
+	return "0"
+}

@@ -1,0 +1,75 @@
+package run
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"strings"
+)
+
+// schema is the version of what the store keeps; a cell written by another version is refused.
+const schema = "1"
+
+// keys builds every Redis key and channel of one cell. All carry the cell's hash tag, so that a cell fits one slot of a
+// Redis Cluster. Organisations are [a-z0-9_-], run ids and key ids likewise: nothing needs quoting.
+type keys struct{ cell string }
+
+func (k keys) at(parts ...string) string { return "{" + k.cell + "}:" + strings.Join(parts, ":") }
+
+// One per cell.
+func (k keys) schema() string { return k.at("schema") } // string: schema
+func (k keys) orgs() string   { return k.at("orgs") }   // zset: organisations by time of creation
+func (k keys) ring() string   { return k.at("ring") }   // zset: organisations that a take may serve, by turn
+func (k keys) turn() string   { return k.at("turn") }   // counter: turns given so far
+func (k keys) leases() string { return k.at("leases") } // zset: leased runs by end of the lease
+
+// Channels.
+func (k keys) events() string  { return k.at("events") }  // every event, whole
+func (k keys) work() string    { return k.at("work") }    // an organisation has work
+func (k keys) cancels() string { return k.at("cancels") } // a run was asked to cancel
+
+// One per organisation.
+func (k keys) org(org string) string    { return k.at("org", org) }           // hash: name, limits, account
+func (k keys) queue(org string) string  { return k.at("org", org, "queue") }  // zset: waiting runs by time of admission
+func (k keys) active(org string) string { return k.at("org", org, "active") } // set: leased runs
+func (k keys) runs(org string) string   { return k.at("org", org, "runs") }   // zset: all runs kept, by id
+func (k keys) ledger(org string) string { return k.at("org", org, "ledger") } // hash: entries d:<reference>, c:<run>
+
+// orgKeys indexes the API keys of an organisation, or the admin keys when org is empty.
+func (k keys) orgKeys(org string) string {
+	if org == "" {
+		return k.at("keys")
+	}
+	return k.at("org", org, "keys")
+}
+
+// One per API key.
+func (k keys) key(id string) string      { return k.at("key", id) }      // string: SHA-256 of the secret
+func (k keys) secret(sum string) string  { return k.at("secret", sum) }  // hash: the key, by SHA-256 of its secret
+func (k keys) answer(call string) string { return k.at("answer", call) } // string: what a take took
+
+// idem is the idempotency record: scope is organisation and endpoint, the client's key is hashed since it may be any text.
+func (k keys) idem(org, key string) string {
+	sum := sha256.Sum256([]byte(key))
+	return k.at("idem", "runs", org, hex.EncodeToString(sum[:]))
+}
+
+// One per run.
+func (k keys) run(id string) string       { return k.at("run", id) }           // hash: the record
+func (k keys) runEvents(id string) string { return k.at("run", id, "events") } // list: events as JSON
+func (k keys) calls(id string) string     { return k.at("run", id, "calls") }  // hash: "state kind granted captured" by call id
+func (k keys) spec(id string) string      { return k.at("run", id, "spec") }   // string: the whole spec where the record's is not
+func (k keys) output(id string) string    { return k.at("run", id, "output") } // string: the worker's final answer
+func (k keys) stdout(id string) string    { return k.at("run", id, "stdout") } // string: raw bytes
+func (k keys) stderr(id string) string    { return k.at("run", id, "stderr") } // string: raw bytes
+
+// closing lists the keys that ending a run touches, in the order that the scripts expect (closing() in lib.lua).
+func (k keys) closing(org, id string) []string {
+	return []string{k.run(id), k.runEvents(id), k.calls(id), k.spec(id), k.output(id), k.stdout(id), k.stderr(id),
+		k.org(org), k.queue(org), k.active(org), k.ledger(org), k.leases(), k.ring()}
+}
+
+// runAround is what stands before and after a run's id in the key of its record.
+func (k keys) runAround() (prefix, suffix string) {
+	prefix, suffix, _ = strings.Cut(k.run("<run>"), "<run>")
+	return prefix, suffix
+}

@@ -1,0 +1,53 @@
+-- admit: idempotency, account check, hold, record, queue and first event, or nothing at all.
+-- KEYS: 1 idempotency, 2 run, 3 events, 4 spec, 5 org, 6 queue, 7 active, 8 runs (index), 9 ring
+-- ARGV: 1 events channel, 2 work channel, 3 run id, 4 org id, 5 now, 6 fingerprint ('': no idempotency key),
+--       7 lifetime of the idempotency key (ms), 8 amount to reserve, 9 price of the first compute slice,
+--       10 request as the record keeps it, 11 whole spec ('': the request is whole), 12 '1' zero data retention,
+--       13 API key id, 14 queue limit (0: none), 15 default concurrency, 16 prefix and 17 suffix of a run's key
+-- Returns {'OK'} | {'REPLAY', run id} | {'CONFLICT'} | {'NOTFOUND'} (no such org) | {'BUDGET'} | {'FUNDS'} | {'FULL'}
+-- Safe to repeat: by the idempotency key, and by the run id, which the caller makes once.
+local idem, run, events, spec, org, queue, active, runs, ring = unpack(KEYS)
+local id, now, amount = ARGV[3], tonumber(ARGV[5]), tonumber(ARGV[8])
+if redis.call('EXISTS', run) == 1 then return {'OK'} end
+if ARGV[6] ~= '' then
+  local seen = redis.call('GET', idem)
+  if seen then
+    local fingerprint, first = string.match(seen, '^(%S+) (%S+)$')
+    if fingerprint ~= ARGV[6] then return {'CONFLICT'} end
+    return {'REPLAY', first}
+  end
+end
+local o = redis.call('HMGET', org, 'balance', 'held')
+if not o[1] then return {'NOTFOUND'} end
+if amount < tonumber(ARGV[9]) then return {'BUDGET'} end
+local held = num(o[2])
+if num(o[1]) - held < amount then return {'FUNDS'} end
+local limit = tonumber(ARGV[14])
+if limit > 0 and redis.call('ZCARD', queue) >= limit then return {'FULL'} end
+
+if ARGV[6] ~= '' then redis.call('SET', idem, ARGV[6] .. ' ' .. id, 'PX', ARGV[7]) end
+redis.call('HSET', org, 'held', int(held + amount))
+local r = {queued = now, at = now, seq = 0}
+emit(events, ARGV[1], id, r, 'queued', now, '{"reserved_micros":' .. int(amount) .. '}', '')
+redis.call('HSET', run, 'state', 'queued', 'org', ARGV[4], 'key', ARGV[13], 'token', '0', 'queued_us', int(now),
+  'at_us', int(r.at), 'seq', int(r.seq), 'reserved', int(amount), 'charged', '0', 'pending', '0', 'model', '0',
+  'web', '0', 'compute', '0', 'zdr', ARGV[12], 'request', ARGV[10])
+if ARGV[11] ~= '' then
+  redis.call('HSET', run, 'split', '1')
+  if ARGV[12] == '1' then
+    -- Content under zero data retention stays in memory: neither the append-only file nor a replica gets it.
+    redis.set_repl(redis.REPL_NONE)
+    redis.call('SET', spec, ARGV[11])
+    redis.set_repl(redis.REPL_ALL)
+  else
+    redis.call('SET', spec, ARGV[11])
+  end
+end
+-- Records expire by themselves; their entries in the index are removed here, two for each one that is added.
+for _, old in ipairs(redis.call('ZRANGE', runs, 0, 1)) do
+  if redis.call('EXISTS', ARGV[16] .. old .. ARGV[17]) == 0 then redis.call('ZREM', runs, old) end
+end
+redis.call('ZADD', runs, 0, id)
+redis.call('ZADD', queue, int(now), id)
+relist(queue, active, org, ring, ARGV[4], tonumber(ARGV[15]), ARGV[2])
+return {'OK'}

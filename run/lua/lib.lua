@@ -1,0 +1,128 @@
+-- What the scripts share; it is put in front of each of them. Times are whole microseconds of the caller's clock,
+-- money is whole micro-dollars, both below 2^53, so that Lua's numbers hold them exactly.
+
+-- int writes a whole number; tostring would turn large ones into 1e+15.
+local function int(n) return string.format('%.0f', n) end
+
+-- num reads a stored whole number; a missing one is 0.
+local function num(s) return tonumber(s or 0) or 0 end
+
+local terminal = {succeeded = true, failed = true, cancelled = true, timed_out = true, budget_exhausted = true}
+
+-- closing names the keys of one run and its organisation, in the order in which the scripts get them.
+local function closing(k)
+  return {run = k[1], events = k[2], calls = k[3], spec = k[4], output = k[5], stdout = k[6], stderr = k[7],
+    org = k[8], queue = k[9], active = k[10], ledger = k[11], leases = k[12], ring = k[13]}
+end
+
+-- load reads the fields of a run's record that transitions decide on; nil when there is no such run.
+local function load(run)
+  local v = redis.call('HMGET', run, 'state', 'org', 'token', 'queued_us', 'at_us', 'seq', 'reserved', 'charged',
+    'pending', 'model', 'web', 'compute', 'zdr', 'cancel', 'node', 'key')
+  if not v[1] then return nil end
+  return {state = v[1], org = v[2], token = num(v[3]), queued = num(v[4]), at = num(v[5]), seq = num(v[6]),
+    reserved = num(v[7]), charged = num(v[8]), pending = num(v[9]), model = num(v[10]), web = num(v[11]),
+    compute = num(v[12]), zdr = v[13] == '1', cancel = v[14] == '1', node = v[15] or '', key = v[16] or ''}
+end
+
+-- leased tells whether the run belongs to the holder of this token now.
+local function leased(r, token)
+  return r ~= nil and r.token == token and (r.state == 'starting' or r.state == 'running')
+end
+
+-- emit appends an event: stored in the run's list, live to the subscribers ('' when both are the same). The time never
+-- goes back. The caller saves r.at and r.seq with the rest of the record.
+local function emit(events, channel, id, r, type, at, stored, live)
+  if at > r.at then r.at = at end
+  r.seq = r.seq + 1
+  local us = r.at - r.queued
+  local head = '{"seq":' .. int(r.seq) .. ',"run":"' .. id .. '","type":"' .. type .. '","at_ms":'
+    .. string.format('%.0f.%03d', math.floor(us / 1000), us % 1000)
+  local function event(data)
+    if data == '' then return head .. '}' end
+    return head .. ',"data":' .. data .. '}'
+  end
+  local kept = event(stored)
+  redis.call('RPUSH', events, kept)
+  redis.call('PUBLISH', channel, live == '' and kept or event(live))
+end
+
+-- relist puts the organisation into the ring of those that take serves, or out of it: in when it has runs waiting and
+-- is under its limit. Its place is the turn at which it was last served. Nodes that wait are woken.
+local function relist(queue, active, orgkey, ring, org, limit, work)
+  local o = redis.call('HMGET', orgkey, 'concurrency', 'turn')
+  local own = num(o[1])
+  if own > 0 then limit = own end
+  if redis.call('ZCARD', queue) > 0 and redis.call('SCARD', active) < limit then
+    redis.call('ZADD', ring, int(num(o[2])), org)
+    redis.call('PUBLISH', work, org)
+  else
+    redis.call('ZREM', ring, org)
+  end
+end
+
+-- void gives back what the run's unfinished calls had reserved.
+local function void(calls, r)
+  if r.pending == 0 then return end
+  local all = redis.call('HGETALL', calls)
+  for i = 1, #all, 2 do
+    if string.sub(all[i + 1], 1, 2) == 'p ' then
+      redis.call('HSET', calls, all[i], 'v ' .. string.sub(all[i + 1], 3))
+    end
+  end
+  r.pending = 0
+end
+
+-- finish ends a run: closing events, hold settled, ledger entry, queue, lease and ring tidied, retention started.
+-- f: state, at (of the state), now (of the settlement), sum (of the stages known, from queued_us on), stored and live
+-- (data of the event named after the state), outcome (what the record keeps of how it ended).
+-- c: events and work (channels), limit (default concurrency), ttl (retention in ms).
+-- Returns an error code instead, with nothing done, when the books do not fit the record.
+local function finish(k, c, id, r, f)
+  local m = redis.call('HMGET', k.org, 'balance', 'held', 'charged', 'entries')
+  local balance, held, charged, entries = num(m[1]), num(m[2]), num(m[3]), num(m[4])
+  if r.charged + r.pending > r.reserved or r.charged ~= r.model + r.web + r.compute
+    or held < r.reserved or balance < r.charged then
+    return 'CORRUPT'
+  end
+  local waited = r.state == 'queued'
+  void(k.calls, r)
+  local released = r.reserved - r.charged
+  emit(k.events, c.events, id, r, f.state, f.at, f.stored, f.live)
+  local done = math.max(f.now, r.queued + f.sum)
+  emit(k.events, c.events, id, r, 'worker.destroyed', done, '{"reserved_micros":' .. int(r.reserved)
+    .. ',"charged_micros":' .. int(r.charged) .. ',"released_micros":' .. int(released)
+    .. ',"model_micros":' .. int(r.model) .. ',"web_micros":' .. int(r.web)
+    .. ',"compute_micros":' .. int(r.compute) .. '}', '')
+  redis.call('HSET', k.run, 'state', f.state, 'at_us', int(r.at), 'seq', int(r.seq), 'ended_us', int(r.at),
+    'pending', '0', 'released', int(released), 'outcome', f.outcome)
+  redis.call('HSET', k.org, 'balance', int(balance - r.charged), 'held', int(held - r.reserved),
+    'charged', int(charged + r.charged))
+  if r.charged > 0 then
+    entries = entries + 1
+    redis.call('HSET', k.org, 'entries', int(entries))
+    redis.call('HSET', k.ledger, 'c:' .. id, int(entries) .. ' ' .. int(r.at) .. ' ' .. int(r.charged) .. ' '
+      .. int(r.model) .. ' ' .. int(r.web) .. ' ' .. int(r.compute))
+  end
+  if r.zdr then redis.call('DEL', k.spec) end
+  if waited then redis.call('ZREM', k.queue, id) else redis.call('SREM', k.active, id) end
+  redis.call('ZREM', k.leases, id)
+  for _, key in ipairs({k.run, k.events, k.calls, k.spec, k.output, k.stdout, k.stderr}) do
+    redis.call('PEXPIRE', key, c.ttl)
+  end
+  r.state = f.state
+  relist(k.queue, k.active, k.org, k.ring, r.org, c.limit, c.work)
+  return nil
+end
+
+-- requeue gives a run back to the queue, at the place of its age. What its calls had reserved is given back.
+local function requeue(k, c, id, r)
+  void(k.calls, r)
+  redis.call('HSET', k.run, 'state', 'queued', 'pending', '0')
+  redis.call('HDEL', k.run, 'node', 'taken_us', 'lease_us')
+  redis.call('SREM', k.active, id)
+  redis.call('ZREM', k.leases, id)
+  redis.call('ZADD', k.queue, int(r.queued), id)
+  relist(k.queue, k.active, k.org, k.ring, r.org, c.limit, c.work)
+end
+

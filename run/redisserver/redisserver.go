@@ -1,0 +1,323 @@
+// Package redisserver runs a private redis-server as a child process: reachable through a unix socket only, with
+// append-only persistence in a directory of its own, restarted when it dies, and gone when this process is gone.
+package redisserver
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// ErrMissing says that no redis-server is installed; the message names the fix.
+var ErrMissing = errors.New("redis-server is not installed: install it (Debian: apt-get install redis-server) " +
+	"or set EPHEMERAL_REDIS_URL to a Redis that runs already")
+
+// ErrInUse says that another process, or a redis-server that it left, still works in the directory.
+var ErrInUse = errors.New("the Redis directory is in use by another process")
+
+// How long things may take, and how a dying server is restarted.
+const (
+	closeGrace = 10 * time.Second       // from SIGTERM to SIGKILL
+	minBackoff = 100 * time.Millisecond // between restarts, doubled each time
+	maxBackoff = 5 * time.Second
+	healthyRun = 30 * time.Second // a server that lived this long starts again at minBackoff
+)
+
+// Options are the choices a caller may make; the zero value is good.
+type Options struct {
+	Binary string       // path or name of redis-server; empty: looked up in PATH
+	Fsync  string       // appendfsync: "everysec" (default), "always" or "no"
+	Log    *slog.Logger // where the server's own log goes; nil: slog.Default()
+}
+
+// Server is a running redis-server child.
+type Server struct {
+	dir    string
+	socket string
+	tmp    string // directory made for the socket; empty when the socket is in dir
+	binary string
+	conf   string
+	log    *slog.Logger
+	lock   *os.File
+
+	pid    atomic.Int64
+	starts atomic.Int64
+	cancel context.CancelFunc
+	ready  chan error    // the first start's outcome
+	done   chan struct{} // closed when the supervisor has ended
+}
+
+// Start makes dir if it is missing, starts a redis-server whose data is in it, and returns when it answers. A server
+// that loads a large data set answers late: ctx bounds the wait. The server lives until Close, or until this process
+// ends in whatever way. Errors: ErrMissing, ErrInUse, and whatever keeps the server from starting, with its last words.
+func Start(ctx context.Context, dir string, o Options) (*Server, error) {
+	binary, err := exec.LookPath(cmp.Or(o.Binary, "redis-server"))
+	if err != nil {
+		return nil, fmt.Errorf("%w (%v)", ErrMissing, err)
+	}
+	fsync := cmp.Or(o.Fsync, "everysec")
+	switch fsync {
+	case "everysec", "always", "no":
+	default:
+		return nil, fmt.Errorf("append-only fsync policy %q: want everysec, always or no", fsync)
+	}
+	dir, err = filepath.Abs(dir)
+	if err != nil {
+		return nil, fmt.Errorf("redis directory: %w", err)
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make redis directory: %w", err)
+	}
+	s := &Server{dir: dir, binary: binary, log: o.Log, ready: make(chan error, 1), done: make(chan struct{})}
+	if s.log == nil {
+		s.log = slog.Default()
+	}
+	if s.lock, err = lockDir(ctx, dir); err != nil {
+		return nil, err
+	}
+	if err := s.placeSocket(); err != nil {
+		return nil, errors.Join(err, s.lock.Close())
+	}
+	s.conf = config(dir, s.socket, fsync)
+	run, cancel := context.WithCancel(context.Background())
+	s.cancel = cancel
+	go s.supervise(run)
+	select {
+	case err = <-s.ready:
+	case <-ctx.Done():
+		err = fmt.Errorf("wait for redis-server in %s: %w", dir, context.Cause(ctx))
+	}
+	if err == nil {
+		err = s.waitAnswer(ctx)
+	}
+	if err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	return s, nil
+}
+
+// URL is what to give to a client: unix:// and the path of the socket.
+func (s *Server) URL() string { return "unix://" + s.socket }
+
+// Addr is the path of the server's unix socket.
+func (s *Server) Addr() string { return s.socket }
+
+// PID is the process id of the server as it runs now, 0 between a death and the restart.
+func (s *Server) PID() int { return int(s.pid.Load()) }
+
+// Starts counts how often the server was started: 1 unless it died.
+func (s *Server) Starts() int { return int(s.starts.Load()) }
+
+// Close ends the server gracefully, so that everything it acknowledged is on the disk, and by force when it does not
+// end in time. It may be called again.
+func (s *Server) Close() error {
+	s.cancel()
+	<-s.done
+	err := s.lock.Close()
+	if errors.Is(err, os.ErrClosed) {
+		err = nil
+	}
+	if s.tmp != "" {
+		err = errors.Join(err, os.RemoveAll(s.tmp))
+	}
+	return err
+}
+
+// lockDir takes the directory's lock, waiting for a redis-server of an earlier life to be gone. The child inherits the
+// open file, so the lock is free only when this process, the server and a rewrite that it forked are all dead.
+func lockDir(ctx context.Context, dir string) (*os.File, error) {
+	path := filepath.Join(dir, "lock")
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open lock of redis directory: %w", err)
+	}
+	for wait := time.Duration(0); ; wait += 50 * time.Millisecond {
+		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if err == nil {
+			return f, nil
+		}
+		if !errors.Is(err, syscall.EWOULDBLOCK) || wait > 10*time.Second {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			return nil, errors.Join(fmt.Errorf("lock %s: %w: %w", path, ErrInUse, context.Cause(ctx)), f.Close())
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+	if errors.Is(err, syscall.EWOULDBLOCK) {
+		err = ErrInUse
+	}
+	return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), f.Close())
+}
+
+// placeSocket chooses the socket's path: in dir, or in a fresh directory under the system's temporary one when the
+// path would be longer than the 107 bytes that the kernel takes.
+func (s *Server) placeSocket() error {
+	const longest = 107
+	s.socket = filepath.Join(s.dir, "redis.sock")
+	if len(s.socket) <= longest {
+		if err := os.Remove(s.socket); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("remove stale redis socket: %w", err)
+		}
+		return nil
+	}
+	tmp, err := os.MkdirTemp("", "ephemeral-redis-")
+	if err != nil {
+		return fmt.Errorf("make directory for the redis socket: %w", err)
+	}
+	s.tmp, s.socket = tmp, filepath.Join(tmp, "redis.sock")
+	if len(s.socket) > longest {
+		return errors.Join(fmt.Errorf("redis socket path %q is longer than %d bytes: choose a shorter TMPDIR", s.socket, longest), os.RemoveAll(tmp))
+	}
+	return nil
+}
+
+// config writes the server's configuration. Nothing that a client sent may end in a log of commands or a crash report:
+// the slow log and the crash log are off.
+func config(dir, socket, fsync string) string {
+	lines := []string{
+		"port 0",
+		"unixsocket " + strconv.Quote(socket),
+		"unixsocketperm 600",
+		"dir " + strconv.Quote(dir),
+		"daemonize no",
+		"databases 1",
+		`logfile ""`,
+		"loglevel notice",
+		"appendonly yes",
+		"appendfsync " + fsync,
+		"aof-load-truncated yes", // the tail of a write cut by power loss was never acknowledged as synced
+		`save ""`,
+		"maxmemory-policy noeviction",
+		"timeout 0",
+		"slowlog-log-slower-than -1",
+		"crash-log-enabled no",
+		"client-output-buffer-limit pubsub 256mb 64mb 60",
+	}
+	return strings.Join(lines, "\n") + "\n"
+}
+
+// supervise starts the server and starts it again when it dies, until ctx ends. It owns one OS thread for its whole
+// life: the kernel sends PDEATHSIG when the thread that made the child ends, not the process.
+func (s *Server) supervise(ctx context.Context) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	defer close(s.done)
+	backoff := minBackoff
+	for first := true; ; first = false {
+		began := time.Now()
+		err := s.runOnce(ctx, first)
+		if ctx.Err() != nil {
+			return
+		}
+		if first && s.starts.Load() == 0 {
+			s.ready <- err
+			return
+		}
+		if time.Since(began) > healthyRun {
+			backoff = minBackoff
+		}
+		s.log.Error("redis-server ended; starting it again", "dir", s.dir, "error", err, "in", backoff)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(backoff):
+		}
+		backoff = min(2*backoff, maxBackoff)
+	}
+}
+
+// runOnce starts the server and returns when it has ended. When ctx ends it asks the server to end.
+func (s *Server) runOnce(ctx context.Context, first bool) error {
+	cmd := exec.CommandContext(ctx, s.binary, "-")
+	cmd.Dir = s.dir
+	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
+	cmd.Stdin = strings.NewReader(s.conf)
+	cmd.ExtraFiles = []*os.File{s.lock}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.WaitDelay = closeGrace
+	out, in, err := os.Pipe()
+	if err != nil {
+		return fmt.Errorf("make pipe for redis-server's log: %w", err)
+	}
+	cmd.Stdout, cmd.Stderr = in, in
+	if err := cmd.Start(); err != nil {
+		return errors.Join(fmt.Errorf("start %s: %w", s.binary, err), in.Close(), out.Close())
+	}
+	s.pid.Store(int64(cmd.Process.Pid))
+	s.starts.Add(1)
+	if first {
+		s.ready <- nil
+	}
+	if err := in.Close(); err != nil {
+		s.log.Warn("close log pipe of redis-server", "error", err)
+	}
+	last := make(chan string, 1)
+	go func() { last <- s.relay(out) }()
+	err = cmd.Wait()
+	s.pid.Store(0)
+	words := ""
+	select {
+	case words = <-last:
+	case <-time.After(time.Second): // a rewrite that outlives the server keeps the pipe open
+	}
+	if err := out.Close(); err != nil {
+		s.log.Warn("close log pipe of redis-server", "error", err)
+	}
+	if err != nil {
+		return fmt.Errorf("redis-server: %w: %s", err, words)
+	}
+	return errors.New("redis-server ended by itself: " + words)
+}
+
+// relay copies the server's log lines to the logger until the pipe closes, and returns the last of them.
+func (s *Server) relay(r io.Reader) (last string) {
+	lines := bufio.NewScanner(r)
+	for lines.Scan() {
+		last = lines.Text()
+		level := slog.LevelDebug
+		if strings.Contains(last, " # ") { // redis-server's mark of a warning
+			level = slog.LevelInfo
+		}
+		s.log.Log(context.Background(), level, "redis-server", "line", last)
+	}
+	return last
+}
+
+// waitAnswer returns when the server answers PING, or with the reason why it never will.
+func (s *Server) waitAnswer(ctx context.Context) error {
+	c := redis.NewClient(&redis.Options{Network: "unix", Addr: s.socket, MaxRetries: -1, DisableIdentity: true,
+		DialerRetries: 1, DialTimeout: time.Second, ReadTimeout: time.Second, PoolSize: 1})
+	defer c.Close()
+	for {
+		err := c.Ping(ctx).Err()
+		if err == nil {
+			return nil
+		}
+		if s.Starts() > 1 {
+			return fmt.Errorf("redis-server in %s dies right after its start, see the log: %w", s.dir, err)
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait for redis-server in %s to answer (%v): %w", s.dir, err, context.Cause(ctx))
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}

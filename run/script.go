@@ -1,0 +1,122 @@
+package run
+
+import (
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/redis/go-redis/v9"
+)
+
+//go:embed lua/*.lua
+var sources embed.FS
+
+// script is one transition. Redis knows it by its hash; when Redis has forgotten it (NOSCRIPT: restart, fail-over,
+// SCRIPT FLUSH) it is sent whole again.
+type script struct {
+	name string
+	*redis.Script
+}
+
+func loadScript(name string) *script {
+	lib, err := sources.ReadFile("lua/lib.lua")
+	if err != nil {
+		panic(err) // embedded: cannot be missing
+	}
+	src, err := sources.ReadFile("lua/" + name + ".lua")
+	if err != nil {
+		panic(err)
+	}
+	return &script{name: name, Script: redis.NewScript(string(lib) + string(src))}
+}
+
+// reply is what a script returned: a code and values.
+type reply []any
+
+func (r reply) code() string { return r.text(0) }
+
+// text is the i-th value as text; empty if there is none.
+func (r reply) text(i int) string {
+	if i >= len(r) {
+		return ""
+	}
+	switch v := r[i].(type) {
+	case string:
+		return v
+	case int64:
+		return strconv.FormatInt(v, 10)
+	}
+	return ""
+}
+
+// int is the i-th value as a number. Scripts write numbers as text: what cannot be read is a damaged store.
+func (r reply) int(i int) (int64, error) {
+	n, err := strconv.ParseInt(r.text(i), 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("store answered %q where a number belongs: %w", r.text(i), err)
+	}
+	return n, nil
+}
+
+// fields is the i-th value, a flat list of names and values, as a map.
+func (r reply) fields(i int) map[string]string {
+	if i >= len(r) {
+		return nil
+	}
+	list, _ := r[i].([]any)
+	m := make(map[string]string, len(list)/2)
+	for j := 0; j+1 < len(list); j += 2 {
+		name, _ := list[j].(string)
+		value, _ := list[j+1].(string)
+		m[name] = value
+	}
+	return m
+}
+
+// eval runs a script and returns its reply whatever its code. The error is ErrUnavailable or a bug.
+func (s *Store) eval(ctx context.Context, sc *script, keys []string, args ...any) (reply, error) {
+	v, err := sc.Run(ctx, s.rdb, keys, args...).Slice()
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", sc.name, unavailable(err))
+	}
+	if len(v) == 0 {
+		return nil, fmt.Errorf("%s: empty answer", sc.name)
+	}
+	return reply(v), nil
+}
+
+// errCorrupt: the account and the record contradict each other; nothing was changed.
+var errCorrupt = errors.New("the account and the run's hold contradict each other (see: ephemeral orgs audit)")
+
+// refusals maps the codes that scripts refuse with to what callers decide on.
+var refusals = map[string]error{
+	"BUDGET":   ErrBudget,
+	"CONFLICT": ErrIdempotencyConflict,
+	"CORRUPT":  errCorrupt,
+	"EXISTS":   ErrExists,
+	"FULL":     ErrQueueFull,
+	"FUNDS":    ErrInsufficientFunds,
+	"LEASE":    ErrLeaseLost,
+	"NOTFOUND": ErrNotFound,
+	"RANGE":    ErrRange,
+	"STATE":    ErrState,
+}
+
+// refused is the error of a reply whose code is neither "OK" nor one of the others given; nil if it is.
+func refused(r reply, others ...string) error {
+	code := r.code()
+	if code == "OK" {
+		return nil
+	}
+	for _, o := range others {
+		if code == o {
+			return nil
+		}
+	}
+	if err, ok := refusals[code]; ok {
+		return err
+	}
+	return fmt.Errorf("store answered %q", code)
+}
