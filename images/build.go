@@ -36,6 +36,11 @@ func Build(ctx context.Context, o Options) (Image, error) {
 	if err != nil {
 		return Image{}, err
 	}
+	return b.run(ctx)
+}
+
+// run builds under the lock.
+func (b *builder) run(ctx context.Context) (Image, error) {
 	unlock, err := b.lock(ctx)
 	if err != nil {
 		return Image{}, err
@@ -47,11 +52,16 @@ func Build(ctx context.Context, o Options) (Image, error) {
 	return b.build(ctx)
 }
 
+// builder is one build.
 type builder struct {
 	Options
 	inputs string
 	agent  []byte
 	start  time.Time
+	grace  time.Duration // how long a program may clean up after a cancelled build, before it is killed
+	// makeRoot puts root filesystem and kernel into the directory img, with tmp for what is thrown away, and returns the
+	// modules for the initramfs. It sets the manifest's Kernel and Packages.
+	makeRoot func(ctx context.Context, img, tmp string) (Manifest, []module, error)
 }
 
 func newBuilder(o Options) (*builder, error) {
@@ -69,7 +79,8 @@ func newBuilder(o Options) (*builder, error) {
 		return nil, fmt.Errorf("find directory of images: %w", err)
 	}
 	o.Dir = dir
-	b := &builder{Options: o, start: time.Now()}
+	b := &builder{Options: o, start: time.Now(), grace: stopGrace}
+	b.makeRoot = b.makeDebian
 	if b.inputs, err = o.Recipe.inputs(); err != nil {
 		return nil, err
 	}
@@ -223,8 +234,11 @@ func (b *builder) publish(m Manifest, img string) (Image, error) {
 	name := b.versionPrefix() + strings.TrimPrefix(m.Digest, "sha256:")[:16]
 	dir := filepath.Join(b.Dir, name)
 	if _, err := Verify(dir); err == nil {
-		// The same bytes are there already.
+		// The same bytes are there already; what they were made from may have changed.
 		b.Progress("image " + b.Recipe.Name + " came out as before: " + m.Digest)
+		if err := os.Rename(filepath.Join(img, manifestFile), filepath.Join(dir, manifestFile)); err != nil {
+			return Image{}, fmt.Errorf("publish image: %w", noSpace(err))
+		}
 	} else {
 		if err := os.RemoveAll(dir); err != nil {
 			return Image{}, fmt.Errorf("remove damaged image: %w", err)

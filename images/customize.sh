@@ -15,7 +15,7 @@ chroot "$root" groupadd --gid 1000 worker
 chroot "$root" useradd --uid 1000 --gid 1000 --create-home --home-dir /home/worker --shell /bin/bash worker
 
 # With the time of every file fixed, bytecode that is checked against the source's time would be thrown away at each start.
-# The order of sets in bytecode follows the hash seed.
+# The order of sets in bytecode follows the hash seed. Files that do not compile (templates, say) stay as they are.
 if [ -x "$root/usr/bin/python3" ]; then
 	find "$root/usr/lib" -depth -name __pycache__ -exec rm -rf {} +
 	PYTHONHASHSEED=0 chroot "$root" sh -c \

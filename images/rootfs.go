@@ -23,12 +23,12 @@ const (
 	buildSpace = 1 << 30
 	// erofsUUID is fixed so that the same tree gives the same bytes.
 	erofsUUID = "6f2a7a5e-0d3c-4c61-9b0e-57c1f3a9d4b2"
-	// stopGrace is how long a program may clean up after a cancelled build, before it is killed.
+	// stopGrace suffices for mmdebstrap to unmount and remove.
 	stopGrace = 10 * time.Second
 )
 
-// makeRoot makes root filesystem and kernel in img, with tmp for what is thrown away.
-func (b *builder) makeRoot(ctx context.Context, img, tmp string) (Manifest, []module, error) {
+// makeDebian is the makeRoot of a recipe: a Debian root filesystem and the kernel of a Debian package.
+func (b *builder) makeDebian(ctx context.Context, img, tmp string) (Manifest, []module, error) {
 	var m Manifest
 	if os.Geteuid() != 0 {
 		return m, nil, errors.New("building a root filesystem needs root: files in it belong to several users; run it with sudo")
@@ -59,7 +59,7 @@ func (b *builder) makeRoot(ctx context.Context, img, tmp string) (Manifest, []mo
 	}
 	b.Progress("writing root filesystem")
 	rootfs := filepath.Join(img, rootfsFile)
-	if err := b.run(ctx, nil, "mkfs.erofs", "--quiet", "-T"+strconv.FormatInt(fixedTime.Unix(), 10), "-U"+erofsUUID, rootfs, tree); err != nil {
+	if err := b.program(ctx, nil, "mkfs.erofs", "--quiet", "-T"+strconv.FormatInt(fixedTime.Unix(), 10), "-U"+erofsUUID, rootfs, tree); err != nil {
 		return m, nil, err
 	}
 	if err := os.Chmod(rootfs, 0o444); err != nil {
@@ -103,7 +103,7 @@ func (b *builder) bootstrap(ctx context.Context, tree, work string) error {
 		"EPHEMERAL_CUSTOMIZE=" + script,
 		"SOURCE_DATE_EPOCH=" + strconv.FormatInt(fixedTime.Unix(), 10),
 	}
-	return b.run(ctx, env, "mmdebstrap", args...)
+	return b.program(ctx, env, "mmdebstrap", args...)
 }
 
 // takeKernel takes kernel image and modules out of the kernel's package.
@@ -114,7 +114,7 @@ func (b *builder) takeKernel(ctx context.Context, img, work string) (string, []m
 	}
 	b.Progress("unpacking " + strings.TrimSuffix(filepath.Base(debs[0]), ".deb"))
 	out := filepath.Join(work, "kernel-package")
-	if err := b.run(ctx, nil, "dpkg-deb", "--extract", debs[0], out); err != nil {
+	if err := b.program(ctx, nil, "dpkg-deb", "--extract", debs[0], out); err != nil {
 		return "", nil, err
 	}
 	name := strings.SplitN(strings.TrimSuffix(filepath.Base(debs[0]), ".deb"), "_", 3)
@@ -177,9 +177,9 @@ func emptyDevices(tree string) error {
 	return nil
 }
 
-// run runs a program to its end. Its lines are shown as progress; an error has the last of them. When ctx ends the program
+// program runs a program to its end. Its lines are shown as progress; an error has the last of them. When ctx ends the program
 // and all its children are asked to stop, then killed; they are also when this process dies.
-func (b *builder) run(ctx context.Context, env []string, name string, args ...string) error {
+func (b *builder) program(ctx context.Context, env []string, name string, args ...string) error {
 	// The signal at this process's death comes when the thread that started the program ends: prctl(2), PR_SET_PDEATHSIG.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -189,7 +189,7 @@ func (b *builder) run(ctx context.Context, env []string, name string, args ...st
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGTERM) }
-	cmd.WaitDelay = stopGrace
+	cmd.WaitDelay = b.grace
 	err := cmd.Run()
 	if cmd.Process != nil {
 		// What the program left behind; there is nothing when it ended well.
