@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"regexp"
@@ -15,13 +16,14 @@ import (
 // Limits of what an administrator sends.
 const (
 	maxName        = 128
-	maxRef         = 128
 	maxConcurrency = 10_000
 	maxCredit      = 1_000_000_000_000 // micro-dollars: a million dollars at once
 )
 
-// namePattern is the form of organisation and key ids: the only ones that can exist.
-var namePattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$`)
+var (
+	namePattern = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,62}$`) // ids of organisations and keys
+	refPattern  = regexp.MustCompile(`^[!-~]{1,200}$`)             // visible ASCII
+)
 
 type (
 	orgList struct {
@@ -59,12 +61,14 @@ func (s *Server) readFields(ctx context.Context, c *fiber.Ctx, member func(*deco
 	return nil
 }
 
-// createOrg answers POST /v1/orgs.
+// createOrg answers POST /v1/orgs. With an id the request may be repeated.
 func (s *Server) createOrg(ctx context.Context, c *fiber.Ctx, _ run.Key) error {
 	var o run.Org
 	var concurrency int64
 	err := s.readFields(ctx, c, func(d *decoder, name string) error {
 		switch name {
+		case "id":
+			return d.text(name, &o.ID)
 		case "name":
 			return d.text(name, &o.Name)
 		case "concurrency":
@@ -72,6 +76,9 @@ func (s *Server) createOrg(ctx context.Context, c *fiber.Ctx, _ run.Key) error {
 		}
 		return errUnknownField
 	}, func(v *violations) {
+		if o.ID != "" && !namePattern.MatchString(o.ID) {
+			v.invalid("id", "must have 1 to 63 of a-z, 0-9, _ and -, a letter or digit first")
+		}
 		v.name("name", o.Name)
 		v.number("concurrency", concurrency, 0, maxConcurrency)
 	})
@@ -113,7 +120,7 @@ func (s *Server) org(ctx context.Context, c *fiber.Ctx) (run.Org, error) {
 	return s.deps.Store.Org(ctx, id)
 }
 
-// credit answers POST /v1/orgs/{id}/credits. The same ref credits once.
+// credit answers POST /v1/orgs/{id}/credits. The same ref credits once; a negative amount is a correction.
 func (s *Server) credit(ctx context.Context, c *fiber.Ctx, _ run.Key) error {
 	org, err := s.org(ctx, c)
 	if err != nil {
@@ -130,16 +137,24 @@ func (s *Server) credit(ctx context.Context, c *fiber.Ctx, _ run.Key) error {
 		}
 		return errUnknownField
 	}, func(v *violations) {
-		v.number("amount_micros", amount, 1, maxCredit)
-		if ref == "" || len(ref) > maxRef || hasControl(ref) {
-			v.invalid("ref", "must have 1 to %d bytes without control characters; it makes repetition harmless", maxRef)
+		if amount == 0 || amount > maxCredit || amount < -maxCredit {
+			v.invalid("amount_micros", "must be between %d and %d and not 0", -maxCredit, maxCredit)
+		}
+		if !refPattern.MatchString(ref) {
+			v.invalid("ref", "must have 1 to 200 visible ASCII characters; it makes repetition harmless")
 		}
 	})
 	if err != nil {
 		return err
 	}
 	account, err := s.deps.Store.Credit(ctx, org.ID, run.Micros(amount), ref)
-	if err != nil {
+	switch {
+	case errors.Is(err, run.ErrIdempotencyConflict):
+		return problem(CodeIdempotencyConflict, "The ref was used for another amount.", FieldError{"ref", "was used with another amount"})
+	case errors.Is(err, run.ErrInsufficientFunds):
+		return problem(CodeInsufficientFunds, "The correction would take what is held or not there; nothing was changed.",
+			FieldError{"amount_micros", "takes more than the account has available"})
+	case err != nil:
 		return err
 	}
 	return sendJSON(c, http.StatusOK, account)

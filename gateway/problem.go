@@ -98,8 +98,10 @@ func toProblem(err error) *Problem {
 		return problem(CodeBudgetTooSmall, "", FieldError{"max_cost_micros", "cannot pay for the first slice of compute"})
 	case errors.Is(err, run.ErrQueueFull):
 		return problem(CodeQueueFull, "")
-	case errors.Is(err, run.ErrState):
+	case errors.Is(err, run.ErrState), errors.Is(err, run.ErrExists):
 		return problem(CodeConflict, "")
+	case errors.Is(err, run.ErrRange):
+		return problem(CodeInvalidRequest, "A value is outside what can be stored.")
 	case errors.Is(err, run.ErrUnavailable), errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		return problem(CodeUnavailable, "").because(err)
 	}

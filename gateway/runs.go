@@ -146,6 +146,9 @@ func (s *Server) listRuns(ctx context.Context, c *fiber.Ctx, key run.Key) error 
 		return err
 	}
 	runs, next, err := s.deps.Store.List(ctx, key.Org, page)
+	if errors.Is(err, run.ErrRange) {
+		return problem(CodeInvalidParameter, "", FieldError{"cursor", "is not a cursor of this list"})
+	}
 	if err != nil {
 		return err
 	}
@@ -181,16 +184,14 @@ func pageOf(c *fiber.Ctx) (run.Page, error) {
 	return p, nil
 }
 
-// cancelRun answers POST /v1/runs/{id}/cancel. Cancelling an ended run changes nothing and is no error.
+// cancelRun answers POST /v1/runs/{id}/cancel: 202 while the node still has to end the run. Cancelling an ended run
+// changes nothing and is no error.
 func (s *Server) cancelRun(ctx context.Context, c *fiber.Ctx, key run.Key) error {
 	id, err := runID(c)
 	if err != nil {
 		return err
 	}
 	record, err := s.deps.Store.Cancel(ctx, key.Org, id)
-	if errors.Is(err, run.ErrState) {
-		record, err = s.deps.Store.Get(ctx, key.Org, id)
-	}
 	if err != nil {
 		return err
 	}
