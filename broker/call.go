@@ -17,7 +17,7 @@ import (
 const (
 	maxBody      = 4 << 20
 	bodyTimeout  = 30 * time.Second
-	drainTimeout = 15 * time.Second
+	drainTimeout = 3 * time.Second
 	// inputMargin is what a provider may wrap around a request, in tokens: its own instructions and the marks between
 	// messages.
 	inputMargin = 256

@@ -3,16 +3,22 @@ package broker_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
 	"github.com/ephemeral-run/ephemeral/broker"
+	"github.com/ephemeral-run/ephemeral/broker/openaitest"
 	"github.com/ephemeral-run/ephemeral/run"
 )
 
@@ -87,6 +93,98 @@ func (l *pipeListener) dial(ctx context.Context, _, _ string) (net.Conn, error) 
 		return nil, ctx.Err()
 	}
 }
+
+// testKey is the provider's API key in tests.
+const testKey = "sk-test-0123456789/abc+DEFGHIJKLMN"
+
+// provider is a broker in front of a double of a provider, with the model openai/double at prices that are easy to reckon
+// with: 1 micro-dollar an input token, 0.5 a cached one, 2 an output token. Waiting is recorded instead of done.
+type provider struct {
+	*broker.Broker
+	log logBuffer
+
+	mu    sync.Mutex
+	waits []time.Duration
+}
+
+func newProvider(t testing.TB, double *openaitest.Server, change ...func(*broker.Config)) *provider {
+	t.Helper()
+	prices := filepath.Join(t.TempDir(), "prices.yaml")
+	text := "models: {openai/double: {input: 1000000, cached_input: 500000, output: 2000000, max_output_tokens: 1000}}"
+	if err := os.WriteFile(prices, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := &provider{}
+	cfg := broker.Config{
+		PriceFile: prices, OpenAIBaseURL: double.BaseURL, OpenAIAPIKey: testKey,
+		Log: slog.New(slog.NewTextHandler(&p.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+	}
+	for _, f := range change {
+		f(&cfg)
+	}
+	p.Broker = newBroker(t, cfg)
+	p.SetSleep(func(ctx context.Context, d time.Duration) error {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.waits = append(p.waits, d)
+		return ctx.Err()
+	})
+	return p
+}
+
+func (p *provider) waited() []time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return append([]time.Duration(nil), p.waits...)
+}
+
+var doubleSpec = run.Spec{Prompt: "p", Model: "openai/double", Shell: true}
+
+// reply is an answer as the guest got it.
+type reply struct {
+	status int
+	header http.Header
+	body   string
+	err    error // reading the body
+}
+
+// code is the code of the error in the reply, if it is one.
+func (r reply) code() string {
+	var doc struct {
+		Error struct {
+			Code string `json:"code"`
+		} `json:"error"`
+	}
+	if json.Unmarshal([]byte(r.body), &doc) != nil {
+		return ""
+	}
+	return doc.Error.Code
+}
+
+func (s *session) post(ctx context.Context, body string) reply {
+	s.t.Helper()
+	return s.send(ctx, http.MethodPost, "/v1/chat/completions", body)
+}
+
+func (s *session) send(ctx context.Context, method, path, body string) reply {
+	s.t.Helper()
+	req, err := http.NewRequestWithContext(ctx, method, "http://broker"+path, strings.NewReader(body))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	resp, err := s.client().Do(req)
+	if err != nil {
+		return reply{err: err}
+	}
+	defer resp.Body.Close()
+	data, err := io.ReadAll(resp.Body)
+	return reply{status: resp.StatusCode, header: resp.Header, body: string(data), err: err}
+}
+
+const (
+	plainBody  = `{"model":"openai/double","messages":[{"role":"user","content":"hello"}]}`
+	streamBody = `{"model":"openai/double","stream":true,"messages":[{"role":"user","content":"hello"}]}`
+)
 
 // session is a run at the broker, served over pipes.
 type session struct {
