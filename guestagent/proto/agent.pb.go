@@ -114,12 +114,13 @@ func (x *PingResponse) GetClockUnixNanos() int64 {
 
 type PrepareRequest struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
-	ClockUnixNanos int64                  `protobuf:"varint,1,opt,name=clock_unix_nanos,json=clockUnixNanos,proto3" json:"clock_unix_nanos,omitempty"` // the host's wall clock when this was sent
+	ClockUnixNanos int64                  `protobuf:"varint,1,opt,name=clock_unix_nanos,json=clockUnixNanos,proto3" json:"clock_unix_nanos,omitempty"` // the host's wall clock when this was sent; used when clock_step_nanos is 0
 	Entropy        []byte                 `protobuf:"bytes,2,opt,name=entropy,proto3" json:"entropy,omitempty"`                                        // 32 to 256 bytes for RNDADDENTROPY, before RNDRESEEDCRNG
 	Hostname       string                 `protobuf:"bytes,3,opt,name=hostname,proto3" json:"hostname,omitempty"`
-	MachineId      string                 `protobuf:"bytes,4,opt,name=machine_id,json=machineId,proto3" json:"machine_id,omitempty"` // 32 hexadecimal digits
-	Mac            string                 `protobuf:"bytes,5,opt,name=mac,proto3" json:"mac,omitempty"`                              // empty: leave as it is
-	Address        string                 `protobuf:"bytes,6,opt,name=address,proto3" json:"address,omitempty"`                      // CIDR on eth0 with a default route through it; empty: no address
+	MachineId      string                 `protobuf:"bytes,4,opt,name=machine_id,json=machineId,proto3" json:"machine_id,omitempty"`                   // 32 hexadecimal digits
+	Mac            string                 `protobuf:"bytes,5,opt,name=mac,proto3" json:"mac,omitempty"`                                                // empty: leave as it is
+	Address        string                 `protobuf:"bytes,6,opt,name=address,proto3" json:"address,omitempty"`                                        // CIDR on eth0 with a default route through it; empty: no address
+	ClockStepNanos int64                  `protobuf:"varint,7,opt,name=clock_step_nanos,json=clockStepNanos,proto3" json:"clock_step_nanos,omitempty"` // how far the guest's clock is behind, measured by Ping: exact however late this arrives
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -194,6 +195,13 @@ func (x *PrepareRequest) GetAddress() string {
 		return x.Address
 	}
 	return ""
+}
+
+func (x *PrepareRequest) GetClockStepNanos() int64 {
+	if x != nil {
+		return x.ClockStepNanos
+	}
+	return 0
 }
 
 type PrepareResponse struct {
@@ -1346,7 +1354,7 @@ const file_agent_proto_rawDesc = "" +
 	"\vPingRequest\"R\n" +
 	"\fPingResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12(\n" +
-	"\x10clock_unix_nanos\x18\x02 \x01(\x03R\x0eclockUnixNanos\"\xbb\x01\n" +
+	"\x10clock_unix_nanos\x18\x02 \x01(\x03R\x0eclockUnixNanos\"\xe5\x01\n" +
 	"\x0ePrepareRequest\x12(\n" +
 	"\x10clock_unix_nanos\x18\x01 \x01(\x03R\x0eclockUnixNanos\x12\x18\n" +
 	"\aentropy\x18\x02 \x01(\fR\aentropy\x12\x1a\n" +
@@ -1354,7 +1362,8 @@ const file_agent_proto_rawDesc = "" +
 	"\n" +
 	"machine_id\x18\x04 \x01(\tR\tmachineId\x12\x10\n" +
 	"\x03mac\x18\x05 \x01(\tR\x03mac\x12\x18\n" +
-	"\aaddress\x18\x06 \x01(\tR\aaddress\"q\n" +
+	"\aaddress\x18\x06 \x01(\tR\aaddress\x12(\n" +
+	"\x10clock_step_nanos\x18\a \x01(\x03R\x0eclockStepNanos\"q\n" +
 	"\x0fPrepareResponse\x12\x1a\n" +
 	"\breseeded\x18\x01 \x01(\bR\breseeded\x12(\n" +
 	"\x10clock_unix_nanos\x18\x02 \x01(\x03R\x0eclockUnixNanos\x12\x18\n" +

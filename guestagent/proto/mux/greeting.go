@@ -120,7 +120,7 @@ func Host(ctx context.Context, line io.ReadWriteCloser) (*Session, error) {
 		closeLine()
 		return nil, fmt.Errorf("greet: %w", err)
 	}
-	return start(buffered{line, reader}, true)
+	return start(buffered{line, reader}, true, nil)
 }
 
 // repeat writes the hello until it was answered.
@@ -152,8 +152,9 @@ func awaitAnswer(scan *scanner, nonce [nonceSize]byte) error {
 }
 
 // Guest starts a session on the guest's end of the line and returns when a host has begun one. It returns the line's
-// read error, and leaves the line open, while there is no host.
-func Guest(line io.ReadWriteCloser) (*Session, error) {
+// read error, and leaves the line open, while there is no host. Connections to the ports named are queued from the first
+// moment on, until Listen takes them.
+func Guest(line io.ReadWriteCloser, ports ...uint32) (*Session, error) {
 	reader := bufio.NewReaderSize(line, readerBuffer)
 	scan := scanner{r: reader}
 	var answeredTo record
@@ -169,7 +170,7 @@ func Guest(line io.ReadWriteCloser) (*Session, error) {
 			}
 			answeredTo = got
 		case got.kind == kindBegin && answeredTo.kind != "" && got.nonce == answeredTo.nonce:
-			return start(buffered{line, reader}, false)
+			return start(buffered{line, reader}, false, ports)
 		}
 	}
 }

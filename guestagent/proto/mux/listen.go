@@ -13,23 +13,32 @@ func (s *Session) Listen(port uint32) (net.Listener, error) {
 	if s.closed {
 		return nil, fmt.Errorf("listen on port %d: %w", port, ErrClosed)
 	}
-	if _, taken := s.listeners[port]; taken {
+	l := s.listeners[port]
+	if l != nil && l.taken {
 		return nil, fmt.Errorf("listen on port %d: %w", port, ErrPortInUse)
 	}
-	l := &listener{
+	if l == nil {
+		l = s.newListener(port)
+		s.listeners[port] = l
+	}
+	l.taken = true
+	return l, nil
+}
+
+func (s *Session) newListener(port uint32) *listener {
+	return &listener{
 		session: s,
 		port:    port,
 		slots:   make(chan struct{}, listenBacklog),
 		queue:   make(chan *conn, listenBacklog),
 		done:    make(chan struct{}),
 	}
-	s.listeners[port] = l
-	return l, nil
 }
 
 type listener struct {
 	session *Session
 	port    uint32
+	taken   bool          // by a call of Listen; guarded by the session's lock
 	slots   chan struct{} // one token a connection that is answered or waits in queue
 	queue   chan *conn
 

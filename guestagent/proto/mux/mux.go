@@ -66,7 +66,7 @@ type Session struct {
 }
 
 // start runs yamux over an established line.
-func start(line io.ReadWriteCloser, host bool) (*Session, error) {
+func start(line io.ReadWriteCloser, host bool, ports []uint32) (*Session, error) {
 	config := yamux.DefaultConfig()
 	config.EnableKeepAlive = false // a paused machine answers nothing and is not dead
 	config.LogOutput = io.Discard
@@ -82,6 +82,9 @@ func start(line io.ReadWriteCloser, host bool) (*Session, error) {
 		return nil, fmt.Errorf("start session: %w", err)
 	}
 	s := &Session{yamux: inner, slots: make(chan struct{}, maxOutgoing), listeners: make(map[uint32]*listener)}
+	for _, port := range ports {
+		s.listeners[port] = s.newListener(port)
+	}
 	s.wg.Add(1)
 	go s.accept()
 	return s, nil

@@ -1,0 +1,140 @@
+package prepare
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"time"
+	"unsafe"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Kernel is the machine.
+type Kernel struct {
+	Interface string // name of the network card
+}
+
+// SetClock sets the wall clock at once, without slewing.
+func (Kernel) SetClock(to time.Time) error {
+	ts := unix.NsecToTimespec(to.UnixNano())
+	return unix.ClockSettime(unix.CLOCK_REALTIME, &ts)
+}
+
+// StepClock moves the wall clock.
+func (k Kernel) StepClock(by time.Duration) error {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_REALTIME, &now); err != nil {
+		return err
+	}
+	return k.SetClock(time.Unix(0, now.Nano()).Add(by))
+}
+
+// Requests of random(4), include/uapi/linux/random.h.
+const (
+	rndAddEntropy = 0x40085203
+	rndReseedCRNG = 0x5207
+)
+
+// Reseed mixes the bytes into the kernel's generator and makes it draw a new key from its pool. The bytes alone do not
+// do: the kernel would go on with the key that all clones share until its next reseed, minutes later.
+func (Kernel) Reseed(entropy []byte) error {
+	device, err := os.OpenFile("/dev/urandom", os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer device.Close()
+	// struct rand_pool_info { int entropy_count; int buf_size; __u32 buf[]; }
+	info := make([]byte, 8, 8+len(entropy))
+	binary.NativeEndian.PutUint32(info[0:], uint32(8*len(entropy)))
+	binary.NativeEndian.PutUint32(info[4:], uint32(len(entropy)))
+	info = append(info, entropy...)
+	defer clear(info)
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, device.Fd(), rndAddEntropy, uintptr(unsafe.Pointer(&info[0]))); errno != 0 {
+		return fmt.Errorf("RNDADDENTROPY: %w", errno)
+	}
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, device.Fd(), rndReseedCRNG, 0); errno != 0 {
+		return fmt.Errorf("RNDRESEEDCRNG: %w", errno)
+	}
+	return nil
+}
+
+// SetNames sets what tells one machine from another by name, the boot id included, which the kernel would never change.
+func (Kernel) SetNames(hostname, machineID string) error {
+	if err := unix.Sethostname([]byte(hostname)); err != nil {
+		return fmt.Errorf("set hostname: %w", err)
+	}
+	for path, content := range map[string]string{
+		"/etc/hostname":   hostname + "\n",
+		"/etc/machine-id": machineID + "\n",
+		"/etc/hosts":      "127.0.0.1\tlocalhost\n127.0.1.1\t" + hostname + "\n",
+	} {
+		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+			return fmt.Errorf("set names: %w", err)
+		}
+	}
+	return setBootID()
+}
+
+// setBootID puts a new one over the kernel's, which all clones of a template share.
+func setBootID() error {
+	var id [16]byte
+	if _, err := rand.Read(id[:]); err != nil {
+		return fmt.Errorf("set boot id: %w", err)
+	}
+	id[6], id[8] = id[6]&0x0f|0x40, id[8]&0x3f|0x80 // a version 4 UUID, RFC 9562
+	const source, target = "/run/boot_id", "/proc/sys/kernel/random/boot_id"
+	text := fmt.Sprintf("%x-%x-%x-%x-%x\n", id[:4], id[4:6], id[6:8], id[8:10], id[10:])
+	if err := os.WriteFile(source, []byte(text), 0o444); err != nil {
+		return fmt.Errorf("set boot id: %w", err)
+	}
+	if err := unix.Mount(source, target, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("set boot id: %w", err)
+	}
+	return nil
+}
+
+// SetNetwork gives the card its address and a default route through it. The card does no ARP, so packets to anywhere
+// leave at once, for the host to count and drop.
+func (k Kernel) SetNetwork(mac, address string) error {
+	if mac == "" && address == "" {
+		return nil
+	}
+	link, err := netlink.LinkByName(k.Interface)
+	if err != nil {
+		return fmt.Errorf("set up %s: %w", k.Interface, err)
+	}
+	if mac != "" {
+		hw, err := net.ParseMAC(mac)
+		if err == nil {
+			err = netlink.LinkSetHardwareAddr(link, hw)
+		}
+		if err != nil {
+			return fmt.Errorf("set MAC address of %s: %w", k.Interface, err)
+		}
+	}
+	if address == "" {
+		return nil
+	}
+	addr, err := netlink.ParseAddr(address)
+	if err != nil {
+		return fmt.Errorf("set address of %s: %w", k.Interface, err)
+	}
+	if err := netlink.AddrReplace(link, addr); err != nil {
+		return fmt.Errorf("set address of %s: %w", k.Interface, err)
+	}
+	all := &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}
+	route := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: all, Scope: netlink.SCOPE_LINK}
+	if err := netlink.RouteReplace(route); err != nil {
+		return fmt.Errorf("set default route: %w", err)
+	}
+	// A connection to nowhere ends in seconds rather than minutes, ip-sysctl in the kernel's documentation.
+	if err := os.WriteFile("/proc/sys/net/ipv4/tcp_syn_retries", []byte("1"), 0); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("set SYN retries: %w", err)
+	}
+	return nil
+}
