@@ -1,0 +1,38 @@
+# Everything a newcomer needs. The work is done by the scripts; `make help` lists the targets.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help setup build image demo serve test bench lint fuzz clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## install the Debian packages that are missing
+	@scripts/setup
+
+build: ## build build/ephemeral and build/guestagent
+	@scripts/build
+
+image: setup build ## build the image that machines boot from (kept in build/images)
+	@scripts/image
+
+demo: ## run one request from start to end, and clean up
+	@scripts/demo
+
+serve: ## start a server to keep on loopback
+	@scripts/serve
+
+test: ## run every check and test, on real machines and a real Redis
+	@scripts/test
+
+bench: ## measure, and compare with bare QEMU (build/bench.json)
+	@scripts/bench
+
+lint: ## gofmt, go vet, staticcheck
+	@scripts/lint
+
+fuzz: ## fuzz every fuzz target for FUZZTIME each (default 30s)
+	@scripts/fuzz
+
+clean: ## remove build/
+	@scripts/clean
