@@ -41,11 +41,13 @@ type machine struct {
 	// What follows belongs to the owner of turn.
 	snapshotted bool
 
-	mu      sync.Mutex
-	running bool
-	closing bool // Close was called
-	end     *end // what the guest or QEMU said of the end
-	loaded  chan error
+	loaded chan error // the end of a migration
+
+	mu         sync.Mutex
+	running    bool
+	closing    bool // Close was called
+	loadFailed bool // a migration failed
+	end        *end // what the guest or QEMU said of the end
 }
 
 // end is how a machine ended, as told by events.
@@ -63,13 +65,12 @@ func (d *Driver) start(ctx context.Context, s vmm.Spec, build func(*command) (re
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = monitorGuest.Close() }()
 	lineHost, lineGuest, err := socketPair("line")
 	if err != nil {
 		_ = monitorHost.Close()
+		_ = monitorGuest.Close()
 		return nil, err
 	}
-	defer func() { _ = lineGuest.Close() }()
 
 	m := &machine{
 		driver: d,
@@ -87,6 +88,9 @@ func (d *Driver) start(ctx context.Context, s vmm.Spec, build func(*command) (re
 		launch.Stderr = m.stderr
 		m.process, err = s.Launcher.Launch(ctx, launch)
 	}
+	// From here on they are QEMU's alone, so that its end is the end of the connections.
+	_ = monitorGuest.Close()
+	_ = lineGuest.Close()
 	if err != nil {
 		_ = monitorHost.Close()
 		_ = lineHost.Close()
@@ -234,6 +238,9 @@ func (m *machine) migrated(status string) {
 	case "completed":
 	case "failed", "cancelled":
 		err = fmt.Errorf("migration %s", status)
+		m.mu.Lock()
+		m.loadFailed = true
+		m.mu.Unlock()
 	default: // on its way
 		return
 	}

@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -225,7 +225,11 @@ func (d *Driver) Restore(ctx context.Context, t vmm.Template, s vmm.Spec) (vmm.M
 		memory.release()
 	}()
 	if err := m.load(ctx, filepath.Join(t.Dir, stateFile), what.State); err != nil {
-		return nil, m.abort(fmt.Errorf("restore machine %s: %w", s.ID, err))
+		err = m.abort(fmt.Errorf("restore machine %s: %w", s.ID, err))
+		if ctx.Err() == nil && m.refused() {
+			err = fmt.Errorf("%w: %w", vmm.ErrTemplate, err)
+		}
+		return nil, err
 	}
 	return m, nil
 }
@@ -250,6 +254,10 @@ func (d *Driver) fit(t vmm.Template, s vmm.Spec) (manifest, error) {
 		return got, err
 	}
 	switch {
+	case t.Driver != d.Name():
+		return got, fmt.Errorf("made by driver %q", t.Driver)
+	case t.Version != d.version:
+		return got, fmt.Errorf("made with QEMU %s, this is %s", t.Version, d.version)
 	case got.Version != d.version:
 		return got, fmt.Errorf("made with QEMU %s, this is %s", got.Version, d.version)
 	case got.CPU != d.CPUModel():
@@ -299,19 +307,12 @@ func (m *machine) load(ctx context.Context, path string, size int64) error {
 	if werr := m.awaitMigration(ctx); werr != nil {
 		err = werr
 	}
-	if err != nil && ctx.Err() == nil && m.refused() {
-		err = fmt.Errorf("%w: %w", vmm.ErrTemplate, err)
-	}
 	return err
 }
 
-// refused tells whether QEMU ended by its own decision, as it does when a state does not fit.
+// refused tells whether QEMU found the state unfit. It says so and ends.
 func (m *machine) refused() bool {
-	select {
-	case <-m.process.Done():
-	case <-time.After(lastEvents):
-		return false
-	}
-	var exit *exec.ExitError
-	return errors.As(m.process.Err(), &exit) && exit.Exited()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.loadFailed || strings.Contains(m.stderr.String(), "load of migration failed")
 }
