@@ -1,0 +1,170 @@
+package provision
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/ephemeral-run/ephemeral/vmm"
+)
+
+// The steps of creating a machine.
+const (
+	StepLaunch = "launch" // directory, jail and tap are made, the VMM's process is started in the jail
+	StepLoad   = "load"   // the VMM takes the template's state
+	StepResume = "resume" // the guest runs
+	StepProbe  = "probe"  // the guest's agent has run a command, which also brings in the memory that any needs
+	StepRest   = "rest"   // the machine is paused, or left running
+)
+
+// createSteps is how a machine is created.
+var createSteps = []struct {
+	name string
+	do   func(*creation, context.Context) error
+}{
+	{StepLaunch, (*creation).launch},
+	{StepLoad, (*creation).load},
+	{StepResume, (*creation).resume},
+	{StepProbe, (*creation).probe},
+	{StepRest, (*creation).rest},
+}
+
+// creation is a machine being created.
+type creation struct {
+	*parts
+	template vmm.Template
+	restored chan struct{} // closed when the driver's Restore has returned machine or err
+	machine  vmm.Machine
+	err      error
+}
+
+// Create makes a machine of a template and returns it when it has proved to work and rests. When it fails nothing is left.
+// An error that is vmm.ErrTemplate makes the next call of Template build a new one.
+func (p *Provisioner) Create(ctx context.Context, t vmm.Template) (*Machine, error) {
+	if err := p.begin(); err != nil {
+		return nil, fmt.Errorf("create machine: %w", err)
+	}
+	defer p.busy.Done()
+	last := time.Now()
+	c := &creation{parts: p.newParts(), template: t, restored: make(chan struct{})}
+	steps := make([]Step, 0, len(createSteps))
+	for _, step := range createSteps {
+		if err := step.do(c, ctx); err != nil {
+			if errors.Is(err, vmm.ErrTemplate) {
+				p.distrust(t.Key)
+			}
+			return nil, errors.Join(fmt.Errorf("create machine %s: %s: %w", c.id, step.name, err), c.cleanup.run(closeLimit))
+		}
+		now := time.Now()
+		steps = append(steps, Step{step.name, now.Sub(last)})
+		last = now
+	}
+	m := &Machine{Machine: c.machine, tap: c.tap, rest: p.rest, steps: steps, madeAt: last}
+	p.own(m, &c.cleanup)
+	return m, nil
+}
+
+// launch makes the parts and starts the driver's Restore. It returns when the VMM's process has been launched.
+func (c *creation) launch(ctx context.Context) error {
+	if err := c.make(c.template.Shape.MemoryMiB); err != nil {
+		return err
+	}
+	launched := make(chan struct{})
+	spec := c.spec()
+	spec.Image, spec.Shape = c.template.Image, c.template.Shape
+	spec.Launcher = signalling{c.cell, launched}
+	go func() {
+		defer close(c.restored)
+		c.machine, c.err = c.p.driver.Restore(ctx, c.template, spec)
+	}()
+	c.cleanup.push("machine", func() error {
+		<-c.restored
+		if c.err != nil {
+			return nil // the driver has cleaned up after itself
+		}
+		return c.machine.Close()
+	})
+	select {
+	case <-launched:
+		return nil
+	case <-c.restored:
+		return c.err
+	}
+}
+
+// load waits until the driver has restored the machine.
+func (c *creation) load(context.Context) error {
+	<-c.restored // Restore ends with the context it was given
+	return c.err
+}
+
+func (c *creation) resume(ctx context.Context) error { return c.machine.Resume(ctx) }
+
+func (c *creation) probe(ctx context.Context) error { return c.p.agent.Probe(ctx, c.machine) }
+
+func (c *creation) rest(ctx context.Context) error {
+	if c.p.rest == RestRunning {
+		return nil
+	}
+	return c.machine.Pause(ctx)
+}
+
+// signalling tells when a program was launched.
+type signalling struct {
+	vmm.Launcher
+	launched chan struct{}
+}
+
+func (s signalling) Launch(ctx context.Context, c vmm.Command) (vmm.Process, error) {
+	p, err := s.Launcher.Launch(ctx, c)
+	if err == nil {
+		close(s.launched)
+	}
+	return p, err
+}
+
+// parts is what a machine needs of the host: an id, a directory, a jail and a tap. Cleanup removes them.
+type parts struct {
+	p       *Provisioner
+	id      string
+	dir     *directory
+	cell    cell
+	tap     tap
+	cleanup cleanup
+}
+
+func (p *Provisioner) newParts() *parts {
+	c := &parts{p: p, id: p.newID()}
+	c.cleanup.push("id", func() error {
+		p.forgetID(c.id)
+		return nil
+	})
+	return c
+}
+
+// make makes the parts. What it made is in cleanup, also when it fails.
+func (c *parts) make(memoryMiB int) (err error) {
+	if c.dir, err = makeDirectory(filepath.Join(c.p.config.DataDir, "machines", c.id), 0o700); err != nil {
+		return fmt.Errorf("make directory: %w", err)
+	}
+	c.cleanup.push("directory", c.dir.remove)
+	if c.cell, err = c.p.host.cell(c.id, memoryMiB); err != nil {
+		return fmt.Errorf("make jail: %w", err)
+	}
+	c.cleanup.push("jail", c.cell.Close)
+	if err := os.Chown(c.dir.path, c.cell.UID(), c.cell.UID()); err != nil {
+		return fmt.Errorf("give directory to user %d: %w", c.cell.UID(), err)
+	}
+	if c.tap, err = c.p.host.tap(c.id, c.cell.UID()); err != nil {
+		return fmt.Errorf("make tap: %w", err)
+	}
+	c.cleanup.push("tap", c.tap.Close)
+	return nil
+}
+
+func (c *parts) spec() vmm.Spec {
+	return vmm.Spec{ID: c.id, Dir: c.dir.path, NIC: c.tap.nic(), Launcher: c.cell}
+}

@@ -1,0 +1,70 @@
+package provision
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/ephemeral-run/ephemeral/vmm"
+)
+
+// Step is one named part of making a machine and how long it took.
+type Step struct {
+	Name     string
+	Duration time.Duration
+}
+
+// Machine is a machine with all that belongs to it on the host.
+type Machine struct {
+	vmm.Machine
+	tap    tap
+	rest   Rest
+	steps  []Step
+	madeAt time.Time
+	close  func() error
+}
+
+// Steps says how long each step of its creation took, in order. Together they are the whole time.
+func (m *Machine) Steps() []Step { return m.steps }
+
+// MadeAt is when the machine was ready.
+func (m *Machine) MadeAt() time.Time { return m.madeAt }
+
+// Wake makes a machine that rests paused run. It does nothing to one that rests running.
+func (m *Machine) Wake(ctx context.Context) error {
+	if m.rest != RestPaused {
+		return nil
+	}
+	return m.Resume(ctx)
+}
+
+// Egress counts the frames and bytes that the guest tried to send. None got anywhere. It keeps the last numbers after
+// Close.
+func (m *Machine) Egress() (packets, bytes int64, err error) {
+	if m.tap == nil {
+		return 0, 0, nil
+	}
+	return m.tap.Counters()
+}
+
+// Close destroys the machine and removes all that belongs to it: VMM with its connections and listeners, tap, cgroup,
+// user id, directory. It does this once, goes on after errors and joins them, and is bounded in time.
+func (m *Machine) Close() error { return m.close() }
+
+// own makes the machine's Close and puts it among the open ones.
+func (p *Provisioner) own(m *Machine, parts *cleanup) {
+	m.close = sync.OnceValue(func() error {
+		err := parts.run(closeLimit)
+		p.mu.Lock()
+		delete(p.open, m)
+		p.mu.Unlock()
+		if err != nil {
+			return fmt.Errorf("close machine %s: %w", m.ID(), err)
+		}
+		return nil
+	})
+	p.mu.Lock()
+	p.open[m] = struct{}{}
+	p.mu.Unlock()
+}
