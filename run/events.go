@@ -38,7 +38,8 @@ func (s *Store) Start(ctx context.Context, l *Lease, st Start) error {
 }
 
 // Append adds events to the run's timeline, all or none, and publishes them. Their times are moved forward where they
-// would go back. The same events again change nothing. Events of the life of the run itself (queued, microvm.ready, the
+// would go back. An event that was
+// appended before, the same in type, time and data, is not appended again: after ErrUnavailable repeat, alone or with more. Events of the life of the run itself (queued, microvm.ready, the
 // terminal states, worker.destroyed) belong to other calls: they and events above 4 MiB are ErrRange. ErrQueueFull: the
 // timeline has 50,000 events. ErrLeaseLost: the run is not the caller's.
 //
@@ -47,19 +48,16 @@ func (s *Store) Append(ctx context.Context, l *Lease, events ...NewEvent) error 
 	if len(events) == 0 {
 		return nil
 	}
-	args := []any{s.keys.events(), string(l.Run), l.Token, "", maxEvents}
-	name := sha256.New()
+	args := []any{s.keys.events(), string(l.Run), l.Token, maxEvents}
 	for _, e := range events {
 		stored, live, err := e.forms(l.Spec.ZeroDataRetention)
 		if err != nil {
 			return fmt.Errorf("append to %s: %w", l.Run, err)
 		}
-		at := e.At.UnixMicro()
-		args = append(args, string(e.Type), at, stored, live)
-		fmt.Fprintf(name, "%s %d %d %s %d %s\n", e.Type, e.At.UnixNano(), len(stored), stored, len(live), live)
+		args = append(args, e.name(stored), string(e.Type), e.At.UnixMicro(), stored, live)
 	}
-	args[3] = hex.EncodeToString(name.Sum(nil)[:8])
-	r, err := s.eval(ctx, appendScript, []string{s.keys.run(string(l.Run)), s.keys.runEvents(string(l.Run))}, args...)
+	id := string(l.Run)
+	r, err := s.eval(ctx, appendScript, []string{s.keys.run(id), s.keys.runEvents(id), s.keys.names(id)}, args...)
 	if err == nil {
 		err = refused(r)
 	}
@@ -67,6 +65,14 @@ func (s *Store) Append(ctx context.Context, l *Lease, events ...NewEvent) error 
 		return fmt.Errorf("append %d events to %s: %w", len(events), l.Run, err)
 	}
 	return nil
+}
+
+// name tells the event from all others of its run: two of the same type, time (to the nanosecond) and data are one. It is
+// made of what is stored anyway: a hash of content would be a trace of it.
+func (e NewEvent) name(stored string) string {
+	h := sha256.New()
+	fmt.Fprintf(h, "%s %d %s", e.Type, e.At.UnixNano(), stored)
+	return hex.EncodeToString(h.Sum(nil)[:10])
 }
 
 // forms are the event's data as JSON: as stored, and as published where that differs.

@@ -62,10 +62,13 @@ func (k keys) output(id string) string    { return k.at("run", id, "output") } /
 func (k keys) stdout(id string) string    { return k.at("run", id, "stdout") } // string: raw bytes
 func (k keys) stderr(id string) string    { return k.at("run", id, "stderr") } // string: raw bytes
 
+// names remembers which events were appended, until the run ends.
+func (k keys) names(id string) string { return k.at("run", id, "names") } // set: hashes of events
+
 // closing lists the keys that ending a run touches, in the order that the scripts expect (closing() in lib.lua).
 func (k keys) closing(org, id string) []string {
 	return []string{k.run(id), k.runEvents(id), k.calls(id), k.spec(id), k.output(id), k.stdout(id), k.stderr(id),
-		k.org(org), k.queue(org), k.active(org), k.ledger(org), k.leases(), k.ring()}
+		k.org(org), k.queue(org), k.active(org), k.ledger(org), k.leases(), k.ring(), k.names(id)}
 }
 
 // runAround is what stands before and after a run's id in the key of its record.

@@ -17,9 +17,10 @@ const (
 var reapScript = loadScript("reap")
 
 // Reap ends the ownership of nodes that are gone: runs whose lease has expired and, with deadNode, all runs of that node,
-// whose life the caller knows to be over. What never started goes back to the queue, at its old place (or ends cancelled
-// when that was asked for); what had started ends failed, "node_lost", settled with what was captured. So does a run
-// under zero data retention, whose content only its node had, and one that lost five nodes. It returns how many were
+// whose life the caller knows to be over. What never started costs nothing and goes back to the queue, at its old place (or
+// ends cancelled when that was asked for); what had started ends failed, "node_lost", settled with what was captured. A run
+// that never started ends so too, costing nothing, under zero data retention, since only its node had the content, and when
+// it has lost five nodes. It returns how many were
 // requeued and how many ended. Any node may call it at any time, many at once; clocks of a cell must agree to within a
 // fraction of a lease.
 //

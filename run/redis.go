@@ -5,9 +5,11 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/url"
 	"regexp"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -80,6 +82,7 @@ func Open(ctx context.Context, cfg Config, opts ...Option) (*Store, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, fmt.Errorf("open store: %w", err)
 	}
+	quiet()
 	rdb, err := dial(cfg.RedisURL)
 	if err != nil {
 		return nil, fmt.Errorf("open store: %w", err)
@@ -93,6 +96,15 @@ func Open(ctx context.Context, cfg Config, opts ...Option) (*Store, error) {
 		return nil, errors.Join(fmt.Errorf("open store: %w", err), s.Close())
 	}
 	return s, nil
+}
+
+// quiet sends what the Redis client says about its connections to the debug log: whoever is concerned gets the error.
+var quiet = sync.OnceFunc(func() { redis.SetLogger(clientLog{}) })
+
+type clientLog struct{}
+
+func (clientLog) Printf(ctx context.Context, format string, v ...any) {
+	slog.DebugContext(ctx, "redis client", "message", fmt.Sprintf(format, v...))
 }
 
 // dial makes the client that the URL asks for: redis://, rediss:// or unix:// for one server; with ?master_name=NAME the

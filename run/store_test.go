@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -236,36 +235,5 @@ func TestWholeRun(t *testing.T) {
 	again, err := f.Settle(f.ctx, l, Outcome{State: Failed})
 	f.must(err)
 	f.same(again, got)
-	f.balanced()
-}
-
-func TestParallelAdmissionsWithOneKey(t *testing.T) {
-	f := newFixture(t)
-	f.newOrg("o", 0, 1_000_000)
-	var wg sync.WaitGroup
-	ids := make([]ID, 50)
-	var fresh atomic.Int64
-	for i := range ids {
-		s := f.Store
-		wg.Go(func() {
-			r, replayed, err := s.Admit(f.ctx, Admission{Org: "o", IdempotencyKey: "k", Fingerprint: "f1", Spec: Spec{Command: "true", MaxCostMicros: 100}})
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			if !replayed {
-				fresh.Add(1)
-			}
-			ids[i] = r.ID
-		})
-	}
-	wg.Wait()
-	for _, id := range ids {
-		f.same(id, ids[0])
-	}
-	f.same(fresh.Load(), int64(1))
-	f.same(f.account("o").Held, Micros(100))
-	_, _, err := f.Admit(f.ctx, Admission{Org: "o", IdempotencyKey: "k", Fingerprint: "f2", Spec: Spec{Command: "false", MaxCostMicros: 100}})
-	f.want(err, ErrIdempotencyConflict)
 	f.balanced()
 }

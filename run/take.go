@@ -135,8 +135,9 @@ func (s *Store) Renew(ctx context.Context, l *Lease) (cancelled bool, err error)
 	return r.text(1) == "1", nil
 }
 
-// Requeue gives a run back that never started: ErrState once it has started or was charged, ErrLeaseLost when it is not
-// the caller's. It keeps its place in the queue. A run that was asked to cancel ends cancelled instead.
+// Requeue gives a run back that never started: ErrState once it has started, ErrLeaseLost when it is not the caller's. It
+// keeps its place in the queue, and what it was charged so far is taken back. A run that was asked to cancel ends cancelled
+// instead.
 //
 // Script requeue.lua.
 func (s *Store) Requeue(ctx context.Context, l *Lease) error {

@@ -12,7 +12,7 @@ local terminal = {succeeded = true, failed = true, cancelled = true, timed_out =
 -- closing names the keys of one run and its organisation, in the order in which the scripts get them.
 local function closing(k)
   return {run = k[1], events = k[2], calls = k[3], spec = k[4], output = k[5], stdout = k[6], stderr = k[7],
-    org = k[8], queue = k[9], active = k[10], ledger = k[11], leases = k[12], ring = k[13]}
+    org = k[8], queue = k[9], active = k[10], ledger = k[11], leases = k[12], ring = k[13], names = k[14]}
 end
 
 -- load reads the fields of a run's record that transitions decide on; nil when there is no such run.
@@ -73,6 +73,14 @@ local function void(calls, r)
   r.pending = 0
 end
 
+-- forgive takes back everything that a run was charged which never started: it costs nothing, and its next attempt may use
+-- the same call ids.
+local function forgive(k, r)
+  redis.call('DEL', k.calls)
+  r.charged, r.pending, r.model, r.web, r.compute = 0, 0, 0, 0, 0
+  redis.call('HSET', k.run, 'charged', '0', 'pending', '0', 'model', '0', 'web', '0', 'compute', '0')
+end
+
 -- finish ends a run: closing events, hold settled, ledger entry, queue, lease and ring tidied, retention started.
 -- f: state, at (of the state), now (of the settlement), sum (of the stages known, from queued_us on), stored and live
 -- (data of the event named after the state), outcome (what the record keeps of how it ended).
@@ -105,6 +113,7 @@ local function finish(k, c, id, r, f)
       .. int(r.model) .. ' ' .. int(r.web) .. ' ' .. int(r.compute))
   end
   if r.zdr then redis.call('DEL', k.spec) end
+  redis.call('DEL', k.names)
   if waited then redis.call('ZREM', k.queue, id) else redis.call('SREM', k.active, id) end
   redis.call('ZREM', k.leases, id)
   for _, key in ipairs({k.run, k.events, k.calls, k.spec, k.output, k.stdout, k.stderr}) do
@@ -115,10 +124,10 @@ local function finish(k, c, id, r, f)
   return nil
 end
 
--- requeue gives a run back to the queue, at the place of its age. What its calls had reserved is given back.
+-- requeue gives a run that never started back to the queue, at the place of its age.
 local function requeue(k, c, id, r)
-  void(k.calls, r)
-  redis.call('HSET', k.run, 'state', 'queued', 'pending', '0')
+  forgive(k, r)
+  redis.call('HSET', k.run, 'state', 'queued')
   redis.call('HDEL', k.run, 'node', 'taken_us', 'lease_us')
   redis.call('SREM', k.active, id)
   redis.call('ZREM', k.leases, id)

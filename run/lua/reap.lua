@@ -1,5 +1,5 @@
 -- reap: what becomes of a run whose node is gone. Never started: back to the queue, or cancelled when that was asked.
--- Started, charged, without its content, or lost too often: failed, settled with what was captured.
+-- Started: failed, settled with what was captured. Without its content, or lost too often: failed, costing nothing.
 -- KEYS: those of closing()
 -- ARGV: 1 events channel, 2 work channel, 3 run id, 4 token the run was seen with, 5 now, 6 node known to be dead ('':
 --       only an expired lease counts), 7 most times a run may be lost, 8 retention (ms), 9 default concurrency,
@@ -24,11 +24,12 @@ end
 local v = redis.call('HMGET', k.run, 'lost', 'split')
 local lost = num(v[1]) + 1
 local gone = v[2] and redis.call('EXISTS', k.spec) == 0
-if r.state == 'starting' and r.charged == 0 and not gone and lost < tonumber(ARGV[7]) then
-  if r.cancel then
-    local broken = close('cancelled', ARGV[12], ARGV[13])
-    return {broken or 'CANCELLED'}
-  end
+if r.state == 'starting' then forgive(k, r) end
+if r.state == 'starting' and r.cancel then
+  local broken = close('cancelled', ARGV[12], ARGV[13])
+  return {broken or 'CANCELLED'}
+end
+if r.state == 'starting' and not gone and lost < tonumber(ARGV[7]) then
   redis.call('HSET', k.run, 'token', int(r.token + 1), 'lost', int(lost))
   requeue(k, c, id, r)
   return {'REQUEUED'}

@@ -2,7 +2,7 @@
 -- KEYS: those of closing()
 -- ARGV: 1 events channel, 2 work channel, 3 run id, 4 token, 5 now, 6 content to keep again until the next take
 --       ('': none), 7 retention (ms), 8 default concurrency, 9 ended data and 10 outcome of a cancelled run
--- Returns {'OK'} | {'LEASE'} | {'STATE', state} (it has started, or was charged) | {'CORRUPT'}
+-- Returns {'OK'} | {'LEASE'} | {'STATE', state} (it has started) | {'CORRUPT'}
 -- Safe to repeat: by state and token.
 local k = closing(KEYS)
 local id, now = ARGV[3], tonumber(ARGV[5])
@@ -10,9 +10,10 @@ local r = load(k.run)
 if not r or r.token ~= tonumber(ARGV[4]) then return {'LEASE'} end
 if r.state == 'queued' then return {'OK'} end
 if not leased(r, r.token) then return {'LEASE'} end
-if r.state ~= 'starting' or r.charged > 0 then return {'STATE', r.state} end
+if r.state ~= 'starting' then return {'STATE', r.state} end
 local c = {events = ARGV[1], work = ARGV[2], ttl = ARGV[7], limit = tonumber(ARGV[8])}
 if r.cancel then
+  forgive(k, r)
   local broken = finish(k, c, id, r, {state = 'cancelled', at = now, now = now, sum = 0, stored = ARGV[9], live = '', outcome = ARGV[10]})
   return {broken or 'OK'}
 end

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,8 +20,6 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 )
 
 // ErrMissing says that no redis-server is installed; the message names the fix.
@@ -303,11 +302,8 @@ func (s *Server) relay(r io.Reader) (last string) {
 
 // waitAnswer returns when the server answers PING, or with the reason why it never will.
 func (s *Server) waitAnswer(ctx context.Context) error {
-	c := redis.NewClient(&redis.Options{Network: "unix", Addr: s.socket, MaxRetries: -1, DisableIdentity: true,
-		DialerRetries: 1, DialTimeout: time.Second, ReadTimeout: time.Second, PoolSize: 1})
-	defer c.Close()
 	for {
-		err := c.Ping(ctx).Err()
+		err := s.ping(ctx)
 		if err == nil {
 			return nil
 		}
@@ -320,4 +316,27 @@ func (s *Server) waitAnswer(ctx context.Context) error {
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
+}
+
+// ping asks the server once whether it serves: while it still loads its data it answers, but not PONG.
+func (s *Server) ping(ctx context.Context) error {
+	conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "unix", s.socket)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(time.Second)); err != nil {
+		return err
+	}
+	if _, err := io.WriteString(conn, "PING\r\n"); err != nil {
+		return err
+	}
+	answer, err := bufio.NewReader(conn).ReadString('\n')
+	if err != nil {
+		return err
+	}
+	if strings.TrimSpace(answer) != "+PONG" {
+		return fmt.Errorf("answer %.80q", answer)
+	}
+	return nil
 }
