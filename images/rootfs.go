@@ -85,6 +85,8 @@ func (b *builder) bootstrap(ctx context.Context, tree, work string) error {
 		"--mode=root", "--format=directory", "--variant=minbase", "--architectures=amd64",
 		"--include=" + strings.Join(b.Recipe.Packages, ","),
 		`--aptopt=APT::Install-Recommends "false"`,
+		// The build directory may lie where the user _apt may not look.
+		`--aptopt=APT::Sandbox::User "root"`,
 		`--aptopt=Acquire::Retries "5"`,
 		`--aptopt=Acquire::http::Timeout "60"`,
 		`--aptopt=Acquire::Languages "none"`,

@@ -27,3 +27,14 @@ need_root() {
 need_go() {
 	command -v go >/dev/null || die "this needs Go: install it (1.21 or newer fetches the version go.mod names)"
 }
+
+# build_then_root sets up and builds as the user who calls, so that the files are theirs, and goes on as root.
+build_then_root() {
+	need_go
+	if [ -z "${EPHEMERAL_BUILT:-}" ]; then
+		"$repo/scripts/setup"
+		"$repo/scripts/build"
+		export EPHEMERAL_BUILT=yes
+	fi
+	need_root "$@"
+}
