@@ -92,6 +92,9 @@ func Start(ctx context.Context, dir string, o Options) (*Server, error) {
 	if err := s.placeSocket(); err != nil {
 		return nil, errors.Join(err, s.lock.Close())
 	}
+	if err := publish(dir, s.socket); err != nil {
+		return nil, errors.Join(err, s.lock.Close())
+	}
 	s.conf = config(dir, s.socket, fsync)
 	run, cancel := context.WithCancel(context.Background())
 	s.cancel = cancel

@@ -1,0 +1,122 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/ephemeral-run/ephemeral/images"
+	"github.com/ephemeral-run/ephemeral/node/doctor"
+)
+
+// imageConfig says which image machines boot from.
+type imageConfig struct {
+	Dir  string `env:"EPHEMERAL_IMAGE_DIR" help:"directory of images (empty: images in the data directory)"`
+	Name string `env:"EPHEMERAL_IMAGE" envDefault:"base" help:"image that machines boot from"`
+}
+
+// imageDir is the directory of images.
+func imageDir(s settings) string {
+	if s.Image.Dir != "" {
+		return s.Image.Dir
+	}
+	return filepath.Join(s.Provision.DataDir, "images")
+}
+
+func imageCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "image", Short: "Build the image that machines boot from"}
+	cmd.AddCommand(imageBuildCommand())
+	return cmd
+}
+
+func imageBuildCommand() *cobra.Command {
+	var output outputFormat
+	var agent string
+	var rebuild bool
+	cmd := &cobra.Command{
+		Use:   "build",
+		Short: "Build the image, or only what changed of it",
+		Long: `Builds the image: a Debian root filesystem, its kernel, and an initramfs with the guest agent. What is there and made
+from the same inputs is kept. It needs root, mmdebstrap, mkfs.erofs and a Debian mirror; the first build takes about a
+minute.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			s, err := load()
+			if err != nil {
+				return err
+			}
+			if agent == "" {
+				if agent, err = besideUs("guestagent"); err != nil {
+					return err
+				}
+			}
+			began := time.Now()
+			image, err := images.Build(cmd.Context(), images.Options{
+				Dir: imageDir(s), Agent: agent, Rebuild: rebuild,
+				Progress: func(line string) {
+					fmt.Fprintf(cmd.ErrOrStderr(), "%6.1fs  %s\n", time.Since(began).Seconds(), line)
+				},
+			})
+			if err != nil {
+				return err
+			}
+			return output.print(cmd, image, func(w io.Writer) {
+				fmt.Fprintf(w, "image %s: %s\n", image.Name, image.Digest)
+			})
+		},
+	}
+	cmd.Flags().StringVar(&agent, "agent", "", "guest agent to put into it (default: guestagent beside this program)")
+	cmd.Flags().BoolVar(&rebuild, "rebuild", false, "take today's packages even if nothing changed")
+	output.flag(cmd)
+	return cmd
+}
+
+// besideUs is a program in the directory of this one.
+func besideUs(name string) (string, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return "", fmt.Errorf("find this program: %w", err)
+	}
+	path := filepath.Join(filepath.Dir(self), name)
+	if _, err := os.Stat(path); err != nil {
+		return "", fmt.Errorf("no %s beside this program: build it (make build) or name it with --agent: %w", name, err)
+	}
+	return path, nil
+}
+
+func doctorCommand() *cobra.Command {
+	var output outputFormat
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "Check whether this host can run machines, and say what to do where it cannot",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			s, err := load()
+			if err != nil {
+				return err
+			}
+			checks := doctor.Run(cmd.Context(), doctor.Config{
+				DataDir: s.Provision.DataDir, ImageDir: filepath.Join(imageDir(s), s.Image.Name), RedisURL: s.Run.RedisURL,
+				QEMU: s.QEMU.Path, MemoryMiB: s.Provision.MemoryMiB, MinReady: s.Pool.MinReady, MaxMachines: s.Pool.MaxMachines,
+			})
+			if output.json() {
+				err = printJSON(cmd.OutOrStdout(), checks)
+			} else {
+				err = doctor.WriteText(cmd.OutOrStdout(), checks)
+			}
+			if err != nil {
+				return err
+			}
+			if doctor.Worst(checks) == doctor.Fail {
+				return exitCode(1)
+			}
+			return nil
+		},
+	}
+	output.flag(cmd)
+	return cmd
+}

@@ -1,0 +1,79 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	"github.com/ephemeral-run/ephemeral/run"
+)
+
+func keysCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "keys",
+		Short: "Create and revoke API keys",
+		Long:  "Works on the cell's Redis: EPHEMERAL_REDIS_URL, or the private one of a running \"ephemeral serve\" with the same EPHEMERAL_DATA_DIR.",
+	}
+	cmd.AddCommand(keysCreateCommand(), keysRevokeCommand())
+	return cmd
+}
+
+func keysCreateCommand() *cobra.Command {
+	var output outputFormat
+	var org, name string
+	var admin bool
+	cmd := &cobra.Command{
+		Use:   "create",
+		Short: "Create an API key and show its secret, once",
+		Example: `  ephemeral keys create --org org_... --name laptop
+  ephemeral keys create --admin`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if admin == (org != "") {
+				return fmt.Errorf("a key needs either --org ORG (a member key) or --admin")
+			}
+			role := run.Member
+			if admin {
+				role = run.Admin
+			}
+			return withStore(cmd, func(ctx context.Context, s *run.Store) error {
+				key, secret, err := s.CreateKey(ctx, org, name, role)
+				if err != nil {
+					return err
+				}
+				shown := struct {
+					run.Key
+					Secret string `json:"secret"`
+				}{key, secret}
+				return output.print(cmd, shown, func(w io.Writer) { fmt.Fprintln(w, secret) })
+			})
+		},
+	}
+	cmd.Flags().StringVar(&org, "org", "", "organisation the key belongs to")
+	cmd.Flags().StringVar(&name, "name", "", "what the key is for")
+	cmd.Flags().BoolVar(&admin, "admin", false, "an operator's key, of no organisation")
+	output.flag(cmd)
+	return cmd
+}
+
+func keysRevokeCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "revoke KEY-ID",
+		Short: "Revoke an API key at once",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return withStore(cmd, func(ctx context.Context, s *run.Store) error { return s.RevokeKey(ctx, args[0]) })
+		},
+	}
+}
+
+func parseMicros(s string) (run.Micros, error) {
+	v, err := strconv.ParseInt(s, 10, 64)
+	if err != nil || v <= 0 {
+		return 0, fmt.Errorf("amount %q: it must be a positive whole number of micro-dollars (1000000 are one dollar)", s)
+	}
+	return run.Micros(v), nil
+}

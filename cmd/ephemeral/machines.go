@@ -1,0 +1,89 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"github.com/ephemeral-run/ephemeral/images"
+	"github.com/ephemeral-run/ephemeral/node"
+	"github.com/ephemeral-run/ephemeral/node/guest"
+	"github.com/ephemeral-run/ephemeral/vmm/pool"
+	"github.com/ephemeral-run/ephemeral/vmm/provision"
+	"github.com/ephemeral-run/ephemeral/vmm/qemu"
+)
+
+// reconcileTime bounds the removal of what an earlier life of the node left.
+const reconcileTime = time.Minute
+
+// runNode carries out runs until ctx ends: what an earlier life left is removed, the template made, the pool filled.
+// It returns when no machine is left.
+func (c *cell) runNode(ctx context.Context, ready *readiness) (err error) {
+	image, err := images.Open(filepath.Join(imageDir(c.settings), c.Image.Name))
+	if errors.Is(err, images.ErrNotBuilt) {
+		return fmt.Errorf("%w: build it with \"ephemeral image build\"", err)
+	}
+	if err != nil {
+		return fmt.Errorf("open the image: %w", err)
+	}
+	driver, err := qemu.New(c.QEMU)
+	if err != nil {
+		return fmt.Errorf("open the hypervisor: %w", err)
+	}
+	parts, err := provision.New(ctx, c.Provision, driver, provision.Agent{Probe: guest.Probe, Warm: guest.Warm})
+	if err != nil {
+		return fmt.Errorf("open the host's parts: %w", err)
+	}
+	defer func() { err = errors.Join(err, parts.Close()) }()
+	if err := c.reconcile(ctx, parts); err != nil {
+		return err
+	}
+	template, err := parts.Template(ctx, image, c.Provision.Shape(), func(line string) { c.log.Info("template", "step", line) })
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return fmt.Errorf("make the template: %w", err)
+	}
+	machines, err := pool.New(c.Pool, func(ctx context.Context) (*provision.Machine, error) {
+		return parts.Create(ctx, template)
+	}, pool.WithLogger(c.log))
+	if err != nil {
+		return fmt.Errorf("open the pool: %w", err)
+	}
+	defer func() { err = errors.Join(err, machines.Close()) }()
+	ready.set(nil)
+
+	runner := &node.Runner{
+		Store: c.store, Broker: c.broker, Pool: machines, Image: image.Digest, Isolation: string(driver.Isolation()),
+		Lease: c.Run.Lease, Log: c.log,
+	}
+	cfg := c.Node
+	if cfg.Concurrency == 0 {
+		cfg.Concurrency = c.Pool.MaxMachines
+	}
+	n, err := node.New(parts.Node(), cfg, c.Run.Lease, c.store, runner, c.log)
+	if err != nil {
+		return err
+	}
+	c.log.Info("node is ready", "node", parts.Node(), "driver", driver.Name(), "version", driver.Version(),
+		"isolation", driver.Isolation(), "image", image.Digest, "template", template.Key)
+	return n.Run(ctx)
+}
+
+// reconcile removes what an earlier life of this node left, and says so.
+func (c *cell) reconcile(ctx context.Context, parts *provision.Provisioner) error {
+	ctx, cancel := context.WithTimeout(ctx, reconcileTime)
+	defer cancel()
+	residue, err := parts.Reconcile(ctx)
+	if residue.Total() > 0 {
+		c.log.Info("removed what an earlier life of this node left", "processes", residue.Processes, "taps", residue.Taps,
+			"namespaces", residue.Namespaces, "directories", residue.Dirs, "cgroups", residue.Cgroups, "templates", residue.Templates)
+	}
+	if err != nil {
+		return fmt.Errorf("remove what an earlier life of this node left: %w", err)
+	}
+	return nil
+}

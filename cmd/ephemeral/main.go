@@ -1,0 +1,55 @@
+// Command ephemeral is the host's one binary: server, node, gateway and the tools of an operator.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+// version is set when the binary is built.
+var version = "dev"
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	err := root().ExecuteContext(ctx)
+	var code exitCode
+	switch {
+	case err == nil:
+	case errors.As(err, &code):
+		stop()
+		os.Exit(int(code))
+	default:
+		fmt.Fprintln(os.Stderr, "ephemeral:", err)
+		stop()
+		os.Exit(1)
+	}
+}
+
+// exitCode ends the process with a code and no message: what had to be said is on the screen.
+type exitCode int
+
+func (c exitCode) Error() string { return fmt.Sprintf("exit code %d", int(c)) }
+
+func root() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "ephemeral",
+		Short: "Run untrusted code in a microVM that exists for one run",
+		Long: `Ephemeral runs untrusted, agent-written code in a microVM that exists for one run.
+
+Start everything on one host with "ephemeral serve", then post a run with "ephemeral run -f request.json --wait".
+Every setting is an environment variable: "ephemeral config" lists them.`,
+		Version:       version,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	cmd.AddCommand(serveCommand(), gatewayCommand(), nodeCommand(), runCommand(), runsCommand(), orgsCommand(), keysCommand(),
+		imageCommand(), doctorCommand(), configCommand())
+	return cmd
+}

@@ -1,0 +1,171 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/ephemeral-run/ephemeral/broker"
+	"github.com/ephemeral-run/ephemeral/gateway"
+	"github.com/ephemeral-run/ephemeral/run"
+	"github.com/ephemeral-run/ephemeral/run/redisserver"
+)
+
+// logConfig says what is logged to standard error.
+type logConfig struct {
+	Level  slog.Level `env:"EPHEMERAL_LOG_LEVEL" envDefault:"info" help:"debug, info, warn or error"`
+	Format string     `env:"EPHEMERAL_LOG_FORMAT" envDefault:"text" help:"text or json"`
+}
+
+func (c logConfig) logger() *slog.Logger {
+	o := &slog.HandlerOptions{Level: c.Level}
+	if c.Format == "json" {
+		return slog.New(slog.NewJSONHandler(os.Stderr, o))
+	}
+	return slog.New(slog.NewTextHandler(os.Stderr, o))
+}
+
+func serveCommand() *cobra.Command {
+	var init bool
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Serve everything on this host: gateway, node and, unless configured otherwise, a private Redis",
+		Long: `Serves everything on this host: gateway, node and, unless EPHEMERAL_REDIS_URL names another, a private redis-server
+with append-only persistence in the data directory. It needs root, and an image ("ephemeral image build").
+
+It ends on SIGTERM or SIGINT: answers in flight are finished, runs are given EPHEMERAL_NODE_DRAIN to end, machines are
+destroyed.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return withCell(cmd.Context(), true, func(ctx context.Context, c *cell) error {
+				if init {
+					if err := initialise(ctx, c, cmd.OutOrStdout()); err != nil {
+						return err
+					}
+				}
+				return c.serve(ctx, true, true)
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&init, "init", false, "on first start create an organisation with credit and keys, and print them once")
+	return cmd
+}
+
+func gatewayCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "gateway",
+		Short: "Serve the HTTP API only; nodes of the same Redis carry out the runs",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return withCell(cmd.Context(), false, func(ctx context.Context, c *cell) error { return c.serve(ctx, true, false) })
+		},
+	}
+}
+
+func nodeCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "node",
+		Short: "Carry out runs on this host; gateways of the same Redis take the requests",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return withCell(cmd.Context(), false, func(ctx context.Context, c *cell) error { return c.serve(ctx, false, true) })
+		},
+	}
+}
+
+// cell is what the parts of one process share.
+type cell struct {
+	settings
+	log    *slog.Logger
+	store  *run.Store
+	broker *broker.Broker
+}
+
+// withCell opens what a server needs, runs f, and closes it again, in reverse order. private starts a private
+// redis-server where none is configured.
+func withCell(ctx context.Context, private bool, f func(context.Context, *cell) error) (err error) {
+	s, err := load()
+	if err != nil {
+		return err
+	}
+	c := &cell{settings: s, log: s.Log.logger()}
+	slog.SetDefault(c.log)
+	if s.Run.RedisURL == "" {
+		if !private {
+			return errors.New("EPHEMERAL_REDIS_URL is not set: gateways and nodes need one Redis that all of them reach")
+		}
+		server, err := redisserver.Start(ctx, redisDir(s), redisserver.Options{Log: c.log})
+		if err != nil {
+			return fmt.Errorf("start the private Redis: %w", err)
+		}
+		defer func() { err = errors.Join(err, server.Close()) }()
+		s.Run.RedisURL = server.URL()
+	}
+	c.store, err = run.Open(ctx, s.Run)
+	if err != nil {
+		return fmt.Errorf("open the store: %w", err)
+	}
+	defer func() { err = errors.Join(err, c.store.Close()) }()
+	c.broker, err = broker.New(s.Broker)
+	if err != nil {
+		return fmt.Errorf("open the broker: %w", err)
+	}
+	defer c.broker.Close()
+	return f(ctx, c)
+}
+
+// serve runs gateway and node until ctx ends or one of them fails. The gateway listens first, so that a client sees
+// "not ready" and not a refused connection while the template is made; it stops last, so that clients see their runs end.
+func (c *cell) serve(ctx context.Context, withGateway, withNode bool) error {
+	group, ctx := errgroup.WithContext(ctx)
+	nodeDone := make(chan struct{})
+	var ready readiness
+	registry := prometheus.NewRegistry()
+	if withNode {
+		ready.set(errors.New("no machine is ready yet"))
+		group.Go(func() error {
+			defer close(nodeDone)
+			return c.runNode(ctx, &ready)
+		})
+	} else {
+		close(nodeDone)
+	}
+	if withGateway {
+		server := gateway.New(c.Gateway, gateway.Deps{
+			Store: c.store, HasModel: c.broker.HasModel, DefaultModel: c.broker.DefaultModel(),
+			FirstSlice: c.broker.Prices().ComputePerSecond, Ready: ready.get, Registry: registry, Log: c.log,
+		})
+		group.Go(func() error {
+			serving, stop := context.WithCancel(context.WithoutCancel(ctx))
+			defer stop()
+			go func() { <-ctx.Done(); <-nodeDone; stop() }()
+			return server.ListenAndServe(serving)
+		})
+	}
+	return group.Wait()
+}
+
+// readiness is why a process is not ready, nil when it is.
+type readiness struct {
+	mu  sync.Mutex
+	err error
+}
+
+func (r *readiness) set(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.err = err
+}
+
+func (r *readiness) get() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.err
+}

@@ -1,0 +1,29 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+
+	"github.com/ephemeral-run/ephemeral/run"
+	"github.com/ephemeral-run/ephemeral/run/redisserver"
+)
+
+// redisDir is where the private redis-server of this data directory lives.
+func redisDir(s settings) string { return filepath.Join(s.Provision.DataDir, "redis") }
+
+// openStore opens the cell's Redis: the one that is configured, or the private one of a running server.
+func openStore(ctx context.Context, s settings) (*run.Store, error) {
+	if s.Run.RedisURL == "" {
+		url, err := redisserver.Find(redisDir(s))
+		if err != nil {
+			return nil, fmt.Errorf("%w: start \"ephemeral serve\" with this EPHEMERAL_DATA_DIR (%s), or set EPHEMERAL_REDIS_URL", err, s.Provision.DataDir)
+		}
+		s.Run.RedisURL = url
+	}
+	store, err := run.Open(ctx, s.Run)
+	if err != nil {
+		return nil, fmt.Errorf("open the store: %w", err)
+	}
+	return store, nil
+}

@@ -1,0 +1,237 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/ephemeral-run/ephemeral/broker"
+	"github.com/ephemeral-run/ephemeral/node/guest"
+	"github.com/ephemeral-run/ephemeral/run"
+	"github.com/ephemeral-run/ephemeral/vmm/provision"
+)
+
+// Why a run ends before its worker does. Each is the cause of the execution's context.
+var (
+	errCancelled   = errors.New("cancelled by request")
+	errTimedOut    = errors.New("timeout_seconds passed")
+	errMachineLost = errors.New("the machine ended by itself")
+)
+
+// Pool gives ready machines; see vmm/pool.
+type Pool interface {
+	// Claim waits for a ready machine until ctx ends.
+	Claim(ctx context.Context) (*provision.Machine, error)
+	// Settled tells that a claimed machine is up, so that refill need not stand back for it any longer.
+	Settled(m *provision.Machine)
+	// Released tells that a claimed machine was closed, so that its place can be refilled.
+	Released(m *provision.Machine)
+}
+
+// Runner is the executor that runs each run in a machine of its own.
+type Runner struct {
+	Store     *run.Store
+	Broker    *broker.Broker
+	Pool      Pool
+	Image     string        // digest, for the record
+	Isolation string        // for the record
+	Lease     time.Duration // how long the store lets a node own a run without renewing
+	Log       *slog.Logger
+
+	mu      sync.Mutex
+	cancels map[run.ID]context.CancelCauseFunc
+}
+
+// execution is one run being carried out.
+type execution struct {
+	*Runner
+	lease   *run.Lease
+	line    *timeline
+	ledger  ledger
+	meter   *meter
+	end     context.CancelCauseFunc
+	owned   sync.WaitGroup // goroutines that end with the machine
+	machine *provision.Machine
+	guest   *guest.Client
+	ready   time.Time // when the machine was confirmed
+
+	usage  usage
+	result *run.Result
+}
+
+// Execute implements Executor.
+func (r *Runner) Execute(ctx context.Context, l *run.Lease) {
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	defer r.track(l.Run, end)()
+
+	led := ledger{r.Store, l}
+	x := &execution{
+		Runner: r, lease: l, line: newTimeline(r.Store, l), ledger: led, end: end,
+		meter: &meter{ledger: led, price: r.Broker.Prices().ComputePerSecond},
+	}
+	renewing, stop := context.WithCancel(context.WithoutCancel(ctx))
+	var renewal sync.WaitGroup
+	renewal.Go(func() { x.renew(renewing) })
+	outcome := x.carryOut(ctx)
+	cause := context.Cause(ctx)
+	end(nil)
+	x.destroy(context.WithoutCancel(ctx))
+	if !errors.Is(cause, run.ErrLeaseLost) {
+		x.settle(context.WithoutCancel(ctx), outcome)
+	}
+	stop()
+	renewal.Wait()
+}
+
+// step is one named part of a run; its name is the name of the stage in the record.
+type step struct {
+	name string
+	do   func(context.Context) error
+}
+
+// carryOut takes the steps of a run until one fails or all are done, and says how the run ended.
+func (x *execution) carryOut(ctx context.Context) run.Outcome {
+	steps := []step{
+		{"claim", x.claim},
+		{"resume", x.resume},
+		{"prepare", x.prepare},
+		{"files", x.putFiles},
+		{"worker", x.work},
+	}
+	for _, s := range steps {
+		err := s.do(ctx)
+		x.line.stage(s.name)
+		if err != nil {
+			return x.failed(ctx, fmt.Errorf("%s: %w", s.name, err))
+		}
+	}
+	return run.Outcome{State: run.Succeeded}
+}
+
+// claim gets a ready machine and pays for the first slice of it.
+func (x *execution) claim(ctx context.Context) error {
+	m, err := x.Pool.Claim(ctx)
+	if err != nil {
+		return err
+	}
+	x.machine = m
+	x.guest = guest.Connect(m.Dial)
+	start := time.Now()
+	if err := x.meter.begin(ctx); err != nil {
+		return err
+	}
+	x.owned.Go(func() {
+		if err := x.meter.keep(ctx, start); err != nil {
+			x.end(err)
+		}
+	})
+	x.owned.Go(func() {
+		select {
+		case <-m.Done():
+			x.end(errMachineLost)
+		case <-ctx.Done():
+		}
+	})
+	return nil
+}
+
+func (x *execution) resume(ctx context.Context) error { return x.machine.Wake(ctx) }
+
+// prepare makes the clone an individual, fails closed, and tells the store that the machine is ready. The run's timeout
+// counts from here.
+func (x *execution) prepare(ctx context.Context) error {
+	id, err := newIdentity(x.machine.ID())
+	if err != nil {
+		return err
+	}
+	if _, err := x.guest.Prepare(ctx, id); err != nil {
+		return err
+	}
+	x.Pool.Settled(x.machine)
+	x.ready = x.line.now()
+	if err := x.Store.Start(ctx, x.lease, run.Start{
+		At: x.ready, Machine: x.machine.ID(), Image: x.Image, Isolation: x.Isolation,
+	}); err != nil {
+		return fmt.Errorf("record the start: %w", err)
+	}
+	limit := time.Duration(x.lease.Spec.TimeoutSeconds) * time.Second
+	x.owned.Go(func() {
+		if sleepUntil(ctx, time.Now().Add(limit)) {
+			x.end(errTimedOut)
+		}
+	})
+	return nil
+}
+
+// work runs the command or the prompt.
+func (x *execution) work(ctx context.Context) error {
+	spec := &x.lease.Spec
+	if err := x.line.emit(ctx, run.NewEvent{
+		Type: run.EventWorkerStarted, Data: run.WorkerStartedData{Shell: spec.Shell, Web: spec.Web},
+	}); err != nil {
+		return err
+	}
+	if spec.Command != "" {
+		return x.command(ctx)
+	}
+	return x.prompt(ctx)
+}
+
+// destroy removes the machine, whatever happened before, and waits for everything that lived with it.
+func (x *execution) destroy(ctx context.Context) {
+	if x.machine == nil {
+		return
+	}
+	if err := x.machine.Close(); err != nil {
+		x.Log.Error("machine not removed cleanly", "run", x.lease.Run, "machine", x.machine.ID(), "error", err)
+	}
+	packets, bytes, err := x.machine.Egress()
+	if err != nil {
+		x.Log.Warn("dropped packets not counted", "run", x.lease.Run, "machine", x.machine.ID(), "error", err)
+	}
+	x.usage.egress = run.Egress{DroppedPackets: packets, DroppedBytes: bytes}
+	x.Pool.Released(x.machine)
+	x.owned.Wait()
+	x.line.stage("destroy")
+	if err := x.line.emit(ctx, run.NewEvent{
+		Type: run.EventMicroVMDestroyed, Data: run.MicroVMDestroyedData{Egress: x.usage.egress},
+	}); err != nil {
+		x.Log.Warn("cannot append", "run", x.lease.Run, "error", err)
+	}
+}
+
+// settle brings the run to its terminal state. While the store is away it tries again: the machine is gone, so nothing
+// but this goroutine waits.
+func (x *execution) settle(ctx context.Context, o run.Outcome) {
+	o.Usage, o.Egress = x.usage.total(), x.usage.egress
+	if o.Result == nil {
+		o.Result = x.result
+	}
+	o.Stages, o.At = x.line.ended()
+	for wait := 50 * time.Millisecond; ; wait = min(2*wait, 2*time.Second) {
+		err := x.trySettle(ctx, o)
+		if err == nil || errors.Is(err, run.ErrLeaseLost) {
+			return
+		}
+		if !errors.Is(err, run.ErrUnavailable) {
+			x.Log.Error("run not settled; it will be reaped", "run", x.lease.Run, "error", err)
+			return
+		}
+		sleepUntil(ctx, time.Now().Add(wait))
+	}
+}
+
+func (x *execution) trySettle(ctx context.Context, o run.Outcome) error {
+	if err := x.line.flush(ctx); err != nil {
+		return err
+	}
+	if err := x.meter.finish(ctx); err != nil {
+		return err
+	}
+	_, err := x.Store.Settle(ctx, x.lease, o)
+	return err
+}

@@ -1,0 +1,159 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/ephemeral-run/ephemeral/run"
+)
+
+// How compute is paid: in slices, each authorised before it begins and captured when it begins. What a run costs is
+// therefore the number of slices it has begun, counted from the claim of its machine.
+const (
+	// slice is the length of one paid slice of compute.
+	slice = time.Second
+	// lead is how long before the end of a paid slice the next one is authorised.
+	lead = 400 * time.Millisecond
+	// margin is how long before the first unpaid slice a machine is stopped, so that it is gone when the slice begins.
+	margin = 150 * time.Millisecond
+)
+
+// ledger pays for the calls of one run; see run.Store for the three methods.
+type ledger struct {
+	store *run.Store
+	lease *run.Lease
+}
+
+func (l ledger) Authorize(ctx context.Context, c run.Call) (run.Micros, error) {
+	return l.store.Authorize(ctx, l.lease, c)
+}
+
+func (l ledger) Capture(ctx context.Context, callID string, amount run.Micros) error {
+	return l.store.Capture(ctx, l.lease, callID, amount)
+}
+
+func (l ledger) Void(ctx context.Context, callID string) error {
+	return l.store.Void(ctx, l.lease, callID)
+}
+
+// payer is what the meter needs of a ledger.
+type payer interface {
+	Authorize(ctx context.Context, c run.Call) (run.Micros, error)
+	Capture(ctx context.Context, callID string, amount run.Micros) error
+	Void(ctx context.Context, callID string) error
+}
+
+// meter pays for one machine, slice by slice, ahead of use.
+type meter struct {
+	ledger payer
+	price  run.Micros // of one slice
+	paid   int        // slices begun, all of them authorised
+
+	uncaptured []int // begun while the store was away
+}
+
+func sliceID(n int) string { return fmt.Sprintf("compute-%d", n) }
+
+func (m *meter) call(n int) run.Call {
+	return run.Call{ID: sliceID(n), Kind: run.KindCompute, Min: m.price, Max: m.price}
+}
+
+// begin pays for the first slice. It returns run.ErrBudget when the hold cannot.
+func (m *meter) begin(ctx context.Context) error {
+	if _, err := m.ledger.Authorize(ctx, m.call(1)); err != nil {
+		return fmt.Errorf("authorise the first compute slice: %w", err)
+	}
+	m.paid = 1
+	return m.capture(ctx, 1)
+}
+
+// capture charges a slice that begins. While the store is away the charge is remembered for finish: the slice is
+// authorised, so the money is there.
+func (m *meter) capture(ctx context.Context, n int) error {
+	err := m.ledger.Capture(context.WithoutCancel(ctx), sliceID(n), m.price)
+	if errors.Is(err, run.ErrUnavailable) {
+		m.uncaptured = append(m.uncaptured, n)
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("capture compute slice %d: %w", n, err)
+	}
+	return nil
+}
+
+// finish charges what capture could not. It must have returned nil before the run is settled.
+func (m *meter) finish(ctx context.Context) error {
+	for len(m.uncaptured) > 0 {
+		n := m.uncaptured[0]
+		if err := m.ledger.Capture(ctx, sliceID(n), m.price); err != nil {
+			return fmt.Errorf("capture compute slice %d: %w", n, err)
+		}
+		m.uncaptured = m.uncaptured[1:]
+	}
+	return nil
+}
+
+// keep pays on from start, when the first slice began, until ctx ends (nil) or no further slice can be paid: then it
+// returns the reason, early enough for the machine to be destroyed within what is paid.
+func (m *meter) keep(ctx context.Context, start time.Time) error {
+	for {
+		end := start.Add(time.Duration(m.paid) * slice)
+		if !sleepUntil(ctx, end.Add(-lead)) {
+			return nil
+		}
+		next := m.paid + 1
+		if err := m.authorize(ctx, next, end.Add(-margin)); err != nil {
+			if ctx.Err() != nil {
+				m.giveBack(ctx, next)
+				return nil
+			}
+			sleepUntil(ctx, end.Add(-margin))
+			return err
+		}
+		if !sleepUntil(ctx, end) {
+			m.giveBack(ctx, next)
+			return nil
+		}
+		m.paid = next
+		if err := m.capture(ctx, next); err != nil {
+			return err
+		}
+	}
+}
+
+// authorize asks for one slice until the deadline, again while the store is away.
+func (m *meter) authorize(ctx context.Context, n int, deadline time.Time) error {
+	for {
+		_, err := m.ledger.Authorize(ctx, m.call(n))
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, run.ErrUnavailable) || !time.Now().Add(20*time.Millisecond).Before(deadline) {
+			return fmt.Errorf("authorise compute slice %d: %w", n, err)
+		}
+		if !sleepUntil(ctx, time.Now().Add(20*time.Millisecond)) {
+			return ctx.Err()
+		}
+	}
+}
+
+// giveBack voids a slice that never began. Settlement would release it as well: this only keeps the hold exact.
+func (m *meter) giveBack(ctx context.Context, n int) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	_ = m.ledger.Void(ctx, sliceID(n))
+}
+
+// sleepUntil waits for t and tells whether ctx still stands.
+func sleepUntil(ctx context.Context, t time.Time) bool {
+	timer := time.NewTimer(time.Until(t))
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return ctx.Err() == nil
+	}
+}

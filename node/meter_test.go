@@ -1,0 +1,140 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ephemeral-run/ephemeral/run"
+)
+
+// hold is an in-memory ledger: what a run's hold in the store does, for tests of the meter alone.
+type hold struct {
+	mu       sync.Mutex
+	amount   run.Micros
+	charged  run.Micros
+	pending  map[string]run.Micros
+	away     bool // the store does not answer
+	captures []string
+}
+
+func (h *hold) Authorize(_ context.Context, c run.Call) (run.Micros, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.away {
+		return 0, run.ErrUnavailable
+	}
+	free := h.amount - h.charged
+	for _, p := range h.pending {
+		free -= p
+	}
+	if free < c.Min {
+		return 0, run.ErrBudget
+	}
+	h.pending[c.ID] = min(free, c.Max)
+	return h.pending[c.ID], nil
+}
+
+func (h *hold) Capture(_ context.Context, id string, amount run.Micros) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.away {
+		return run.ErrUnavailable
+	}
+	if amount > h.pending[id] {
+		return errors.New("captured more than authorised")
+	}
+	delete(h.pending, id)
+	h.charged += amount
+	h.captures = append(h.captures, id)
+	return nil
+}
+
+func (h *hold) Void(_ context.Context, id string) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.pending, id)
+	return nil
+}
+
+func (h *hold) set(away bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.away = away
+}
+
+func newHold(amount run.Micros) *hold { return &hold{amount: amount, pending: map[string]run.Micros{}} }
+
+func TestMeterStopsBeforeTheFirstUnpaidSlice(t *testing.T) {
+	h := newHold(500) // pays for two slices of 200
+	m := &meter{ledger: h, price: 200}
+	if err := m.begin(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	err := m.keep(t.Context(), start)
+	if !errors.Is(err, run.ErrBudget) {
+		t.Fatalf("keep returned %v, want ErrBudget", err)
+	}
+	if got, limit := time.Since(start), 2*slice; got >= limit {
+		t.Errorf("stopped %s after the start, which is not before the first unpaid slice at %s", got, limit)
+	}
+	if h.charged != 400 || len(h.pending) != 0 {
+		t.Errorf("charged %d with %d pending, want 400 and none", h.charged, len(h.pending))
+	}
+}
+
+func TestMeterRefusesWhenTheFirstSliceCannotBePaid(t *testing.T) {
+	h := newHold(199)
+	m := &meter{ledger: h, price: 200}
+	if err := m.begin(t.Context()); !errors.Is(err, run.ErrBudget) {
+		t.Fatalf("begin returned %v, want ErrBudget", err)
+	}
+	if h.charged != 0 {
+		t.Errorf("charged %d for nothing", h.charged)
+	}
+}
+
+func TestMeterGivesBackTheSliceThatNeverBegan(t *testing.T) {
+	h := newHold(10_000)
+	m := &meter{ledger: h, price: 200}
+	if err := m.begin(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(slice-lead/2, cancel) // the second slice is authorised, and has not begun
+	if err := m.keep(ctx, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	if h.charged != 200 || len(h.pending) != 0 {
+		t.Errorf("charged %d with %d pending, want 200 and none", h.charged, len(h.pending))
+	}
+}
+
+func TestMeterChargesLaterWhatItCouldNotWhileTheStoreWasAway(t *testing.T) {
+	h := newHold(10_000)
+	m := &meter{ledger: h, price: 200}
+	if err := m.begin(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(slice-lead/2, func() { h.set(true) }) // authorised, cannot be captured
+	time.AfterFunc(slice+lead/2, cancel)
+	if err := m.keep(ctx, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.finish(t.Context()); !errors.Is(err, run.ErrUnavailable) {
+		t.Fatalf("finish returned %v with the store away, want ErrUnavailable", err)
+	}
+	h.set(false)
+	for range 2 { // twice: finish may be repeated
+		if err := m.finish(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if h.charged != 400 {
+		t.Errorf("charged %d, want 400", h.charged)
+	}
+}

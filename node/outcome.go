@@ -1,0 +1,83 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/ephemeral-run/ephemeral/node/guest"
+	"github.com/ephemeral-run/ephemeral/run"
+)
+
+// workerError is the end that the worker itself reported.
+type workerError struct{ code, detail string }
+
+func (e *workerError) Error() string { return e.code + ": " + e.detail }
+
+// workerCodes are the codes a worker may report. Any other becomes worker_error: the guest is not trusted to invent one.
+var workerCodes = map[string]bool{"model_error": true, "step_limit": true, "worker_error": true}
+
+// failed says how a run ended whose step failed. The cause of ctx, where there is one, is the reason and the step's error
+// only its consequence.
+func (x *execution) failed(ctx context.Context, err error) run.Outcome {
+	if cause := context.Cause(ctx); cause != nil {
+		err = cause
+	}
+	var worker *workerError
+	switch {
+	case errors.Is(err, errCancelled):
+		return run.Outcome{State: run.Cancelled}
+	case errors.Is(err, errTimedOut):
+		return run.Outcome{State: run.TimedOut, Error: &run.Error{
+			Code: "timed_out", Detail: fmt.Sprintf("timeout_seconds (%d) passed", x.lease.Spec.TimeoutSeconds)}}
+	case errors.Is(err, run.ErrBudget):
+		return run.Outcome{State: run.BudgetExhausted, Error: &run.Error{
+			Code: "budget_exhausted", Detail: fmt.Sprintf("max_cost_micros (%d) cannot pay for what comes next", x.lease.Reserved)}}
+	case errors.As(err, &worker):
+		return failure(worker.code, worker.detail)
+	case errors.Is(err, errShutdown):
+		return failure("node_lost", "the node was stopped before the run ended")
+	case errors.Is(err, errMachineLost):
+		return failure("machine_lost", "the machine ended by itself")
+	case errors.Is(err, guest.ErrNotPrepared):
+		return failure("prepare_failed", "the machine did not confirm its own randomness and clock, so it was not used")
+	case errors.Is(err, errTooManyEvents):
+		return failure("too_many_events", fmt.Sprintf("the run reported more than %d events", maxEvents))
+	case errors.Is(err, guest.ErrLost):
+		return failure("agent_lost", "the connection to the machine broke before the worker ended")
+	default:
+		x.Log.Error("run failed", "run", x.lease.Run, "error", err)
+		return failure("internal", "the node could not carry out the run")
+	}
+}
+
+func failure(code, detail string) run.Outcome {
+	return run.Outcome{State: run.Failed, Error: &run.Error{Code: code, Detail: detail}}
+}
+
+// usage counts what a run did; model calls and their tokens as the broker saw them, never as the guest says.
+type usage struct {
+	mu     sync.Mutex
+	counts run.Usage
+	egress run.Egress
+}
+
+func (u *usage) models(b run.Usage) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	b.ShellCommands = u.counts.ShellCommands
+	u.counts = b
+}
+
+func (u *usage) shell() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.counts.ShellCommands++
+}
+
+func (u *usage) total() run.Usage {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.counts
+}

@@ -1,0 +1,99 @@
+package node
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/ephemeral-run/ephemeral/broker"
+	"github.com/ephemeral-run/ephemeral/guestagent/proto"
+	"github.com/ephemeral-run/ephemeral/node/guest"
+	"github.com/ephemeral-run/ephemeral/run"
+)
+
+// prompt runs the worker: the agent inside the machine talks to the model through the broker, served here.
+func (x *execution) prompt(ctx context.Context) error {
+	stop, err := x.serveBroker(ctx)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	spec := &x.lease.Spec
+	finished, err := x.guest.StartWorker(ctx, guest.Worker{
+		Prompt: spec.Prompt, Model: spec.Model, Shell: spec.Shell, Web: spec.Web, Connections: spec.Connections,
+	}, func(s guest.Shell) error { return x.shell(ctx, shellData(s)) })
+	if err != nil {
+		return err
+	}
+	x.result = &run.Result{Output: finished.Output}
+	switch {
+	case finished.OK:
+		return nil
+	case finished.ErrorCode == "budget_exhausted":
+		return run.ErrBudget
+	case workerCodes[finished.ErrorCode]:
+		return &workerError{finished.ErrorCode, finished.ErrorDetail}
+	default:
+		return &workerError{"worker_error", finished.ErrorDetail}
+	}
+}
+
+// serveBroker answers the machine on the broker's port: the socket is what says which run it is. stop returns when every
+// call was paid or given back.
+func (x *execution) serveBroker(ctx context.Context) (stop func(), err error) {
+	l, err := x.machine.Listen(proto.BrokerPort)
+	if err != nil {
+		return nil, fmt.Errorf("listen for the machine: %w", err)
+	}
+	handler := x.Broker.Handler(broker.Session{
+		Run: x.lease.Run, Org: x.lease.Org, Spec: &x.lease.Spec, Ledger: x.ledger,
+		Emit: func(e run.NewEvent) {
+			if err := x.line.emit(context.WithoutCancel(ctx), e); err != nil {
+				x.end(err)
+			}
+		},
+	})
+	serving, cancel := context.WithCancel(ctx)
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		if err := handler.Serve(serving, l); err != nil {
+			x.Log.Warn("broker's listener ended", "run", x.lease.Run, "error", err)
+		}
+	}()
+	return func() {
+		cancel()
+		<-served
+		x.usage.models(handler.Usage())
+	}, nil
+}
+
+func shellData(s guest.Shell) run.ShellData {
+	d := run.ShellData{
+		Command: s.Command, Outcome: s.Exit.Outcome, ExitCode: s.Exit.Code, Duration: float64(s.Duration.Microseconds()) / 1000,
+		Bytes: s.OutputBytes, Truncated: s.OutputBytes > int64(len(s.Output)),
+	}
+	d.Output, d.Encoding = encode(s.Output)
+	return d
+}
+
+// putFiles writes the request's files into the machine before the worker starts.
+func (x *execution) putFiles(ctx context.Context) error {
+	for _, f := range x.lease.Spec.Files {
+		var r io.Reader = strings.NewReader(f.Content)
+		if f.Encoding == "base64" {
+			b, err := base64.StdEncoding.DecodeString(f.Content)
+			if err != nil {
+				return fmt.Errorf("file %q: %w", f.Path, err)
+			}
+			r = bytes.NewReader(b)
+		}
+		if err := x.guest.PutFile(ctx, f.Path, 0, r); err != nil {
+			return fmt.Errorf("put file %q: %w", f.Path, err)
+		}
+	}
+	return nil
+}
