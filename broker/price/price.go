@@ -8,6 +8,7 @@ import (
 	"math"
 	"math/bits"
 	"os"
+	"strconv"
 	"strings"
 
 	"github.com/goccy/go-yaml"
@@ -49,16 +50,29 @@ type Table struct {
 
 // file is the form of a price file.
 type file struct {
-	ComputePerSecond *int64           `yaml:"compute_per_second"`
+	ComputePerSecond *whole           `yaml:"compute_per_second"`
 	Default          *entry           `yaml:"default"`
 	Models           map[string]entry `yaml:"models"`
 }
 
 type entry struct {
-	Input           *int64 `yaml:"input"`
-	CachedInput     *int64 `yaml:"cached_input"`
-	Output          *int64 `yaml:"output"`
-	MaxOutputTokens *int64 `yaml:"max_output_tokens"`
+	Input           *whole `yaml:"input"`
+	CachedInput     *whole `yaml:"cached_input"`
+	Output          *whole `yaml:"output"`
+	MaxOutputTokens *whole `yaml:"max_output_tokens"`
+}
+
+// whole is a whole number. The YAML library would cut 1.5 to 1 without a word.
+type whole int64
+
+// UnmarshalYAML reads a decimal number without a fraction.
+func (w *whole) UnmarshalYAML(text []byte) error {
+	n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+	if err != nil {
+		return fmt.Errorf("%.40q is not a whole number", strings.TrimSpace(string(text)))
+	}
+	*w = whole(n)
+	return nil
 }
 
 // Load returns the built-in prices, with those of the file at path on top when path is not empty.
@@ -138,14 +152,14 @@ func (e entry) model(id string) (Model, error) {
 		}
 	}
 	if e.MaxOutputTokens != nil {
-		if m.MaxOutputTokens = *e.MaxOutputTokens; m.MaxOutputTokens < 1 || m.MaxOutputTokens > maxTokens {
+		if m.MaxOutputTokens = int64(*e.MaxOutputTokens); m.MaxOutputTokens < 1 || m.MaxOutputTokens > maxTokens {
 			return Model{}, fmt.Errorf("%s: max_output_tokens %d is not between 1 and %d", id, m.MaxOutputTokens, maxTokens)
 		}
 	}
 	return m, nil
 }
 
-func amount(what string, v int64) (run.Micros, error) {
+func amount(what string, v whole) (run.Micros, error) {
 	if v < 0 || run.Micros(v) > maxPrice {
 		return 0, fmt.Errorf("%s: %d is not between 0 and %d", what, v, maxPrice)
 	}
