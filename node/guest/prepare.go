@@ -1,0 +1,125 @@
+package guest
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"regexp"
+	"time"
+
+	"github.com/ephemeral-run/ephemeral/guestagent/proto"
+)
+
+// Identity is what makes a machine differ from its siblings, beside clock and randomness.
+type Identity struct {
+	Hostname  string // one label, RFC 1123
+	MachineID string // 32 hexadecimal digits
+	MAC       string // empty: as it is
+	Address   string // CIDR; empty: none
+}
+
+// Prepared is a machine that is ready for untrusted work.
+type Prepared struct {
+	Scratch    string        // working directory inside the machine
+	ClockError time.Duration // guest's clock minus the host's, as measured
+}
+
+// MaxClockError is how far the guest's clock may be from the host's.
+const MaxClockError = 50 * time.Millisecond
+
+const (
+	entropySize = 64
+	// goodRoundTrip is short enough to measure a clock by.
+	goodRoundTrip = 20 * time.Millisecond
+	// maxSamples bounds the tries to get such a round trip on a busy host.
+	maxSamples = 8
+)
+
+var scratchDir = regexp.MustCompile(`^/tmp/ephemeral-run-[A-Za-z0-9]{6}/scratch$`)
+
+// Prepare makes a restored machine an individual, once. It fails closed: unless the agent confirms that the kernel's
+// randomness was reseeded, and its clock is right, the error is ErrNotPrepared and the machine must not be used.
+func (c *Client) Prepare(ctx context.Context, id Identity) (Prepared, error) {
+	var prepared Prepared
+	err := c.do(ctx, "prepare", func(k *call) error {
+		before, err := k.sampleClock(ctx)
+		if err != nil {
+			return err
+		}
+		request := &proto.PrepareRequest{
+			ClockStepNanos: step(before), Entropy: make([]byte, entropySize),
+			Hostname: id.Hostname, MachineId: id.MachineID, Mac: id.MAC, Address: id.Address,
+		}
+		if _, err := rand.Read(request.Entropy); err != nil {
+			return &callerError{fmt.Errorf("draw entropy: %w", err)}
+		}
+		sent := time.Now()
+		request.ClockUnixNanos = sent.UnixNano()
+		k.guard.unary()
+		response, err := k.agent.Prepare(ctx, request)
+		if err != nil {
+			return err
+		}
+		after := newSample(sent, time.Now(), response.ClockUnixNanos)
+		if !response.Reseeded {
+			return fmt.Errorf("%w: randomness not reseeded", ErrNotPrepared)
+		}
+		if !scratchDir.MatchString(response.Scratch) {
+			return fmt.Errorf("%w: scratch directory %.100q", ErrNotPrepared, response.Scratch)
+		}
+		if after.roundTrip > goodRoundTrip {
+			if after, err = k.sampleClock(ctx); err != nil {
+				return err
+			}
+		}
+		if after.ahead.Abs() > MaxClockError {
+			return fmt.Errorf("%w: clock is %v ahead of the host's", ErrNotPrepared, after.ahead)
+		}
+		prepared = Prepared{Scratch: response.Scratch, ClockError: after.ahead}
+		return nil
+	})
+	if refused := new(RefusedError); errors.As(err, &refused) {
+		err = fmt.Errorf("%w: %w", ErrNotPrepared, err)
+	}
+	return prepared, err
+}
+
+// sample is one look at the guest's clock.
+type sample struct {
+	ahead     time.Duration // of the host's, if the answer was given half-way
+	roundTrip time.Duration // the error of ahead is half of it at most
+}
+
+func newSample(sent, received time.Time, guestNanos int64) sample {
+	roundTrip := received.Sub(sent)
+	return sample{ahead: time.Unix(0, guestNanos).Sub(sent.Add(roundTrip / 2)), roundTrip: roundTrip}
+}
+
+// step is how far the guest's clock has to be moved. 0 would tell the agent that nothing was measured.
+func step(s sample) int64 {
+	if s.ahead == 0 {
+		return 1
+	}
+	return int64(-s.ahead)
+}
+
+// sampleClock asks for the guest's clock, again while round trips are too long to tell, and returns the best.
+func (k *call) sampleClock(ctx context.Context) (best sample, err error) {
+	for i := range maxSamples {
+		sent := time.Now()
+		k.guard.unary()
+		response, err := k.agent.Ping(ctx, &proto.PingRequest{})
+		if err != nil {
+			return sample{}, err
+		}
+		s := newSample(sent, time.Now(), response.ClockUnixNanos)
+		if i == 0 || s.roundTrip < best.roundTrip {
+			best = s
+		}
+		if best.roundTrip <= goodRoundTrip {
+			break
+		}
+	}
+	return best, nil
+}

@@ -1,0 +1,56 @@
+package guest
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/ephemeral-run/ephemeral/vmm"
+)
+
+// warmTimeout bounds one warming command: interpreters start slowly in an emulated machine that has just booted.
+const warmTimeout = 60 * time.Second
+
+// Probe runs one real command in a machine that is not prepared yet. It proves that the machine works, and brings the
+// memory in that the next command needs.
+func Probe(ctx context.Context, m vmm.Machine) error {
+	if err := warm(ctx, Connect(m.Dial), "/bin/true"); err != nil {
+		return fmt.Errorf("probe: %w", err)
+	}
+	return nil
+}
+
+// warmers are the programs that runs use most. Having been run once, they are in the template's page cache.
+var warmers = [][]string{
+	{"/bin/sh", "-c", "true"},
+	{"/bin/bash", "-c", "true"},
+	{"python3", "-c", "import json, os, subprocess, sys"},
+	{"curl", "--version"},
+	{"git", "--version"},
+	{"jq", "--version"},
+}
+
+// Warm runs the common programs once, for a template to be made of the machine.
+func Warm(ctx context.Context, m vmm.Machine) error {
+	client := Connect(m.Dial)
+	for _, args := range warmers {
+		if err := warm(ctx, client, args...); err != nil {
+			return fmt.Errorf("warm: %w", err)
+		}
+	}
+	return nil
+}
+
+func warm(ctx context.Context, c *Client, args ...string) error {
+	var stderr bytes.Buffer
+	exit, err := c.Exec(ctx, Command{Args: args, Warming: true, Timeout: warmTimeout, OutputLimit: maxDetail}, nil, &stderr)
+	if err != nil {
+		return err
+	}
+	if exit.Outcome != "exited" || exit.Code != 0 {
+		return fmt.Errorf("%s: %s with code %d: %s %q", strings.Join(args, " "), exit.Outcome, exit.Code, exit.Detail, stderr.String())
+	}
+	return nil
+}
