@@ -136,7 +136,7 @@ func parseEntry(raw string) (e entry, ok bool) {
 
 // sumLedger adds up the entries up to the given number, each of which must be there once; later ones were made meanwhile.
 func (s *Store) sumLedger(ctx context.Context, org string, count int64, rep *AuditReport) (sums ledgerSums, err error) {
-	seen := map[int64]bool{}
+	seen := map[int64]string{} // entries by their number
 	var cursor uint64
 	for {
 		list, next, err := s.rdb.HScan(ctx, s.keys.ledger(org), cursor, "", 1000).Result()
@@ -150,10 +150,13 @@ func (s *Store) sumLedger(ctx context.Context, org string, count int64, rep *Aud
 				rep.differ("ledger %s: entry %.80q is damaged", org, list[i])
 				continue
 			}
-			if e.number > count || seen[e.number] { // a scan may show an entry twice
+			if e.number > count || seen[e.number] == list[i] { // a scan may show an entry twice
 				continue
 			}
-			seen[e.number] = true
+			if first := seen[e.number]; first != "" {
+				rep.differ("ledger %s: entries %.80q and %.80q have the same number", org, first, list[i])
+			}
+			seen[e.number] = list[i]
 			if kind == "d" {
 				sums.deposits += e.amount
 			} else {

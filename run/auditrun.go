@@ -13,11 +13,17 @@ func (s *Store) auditRuns(ctx context.Context, org string, rep *AuditReport) err
 		if err != nil {
 			return err
 		}
-		for _, id := range ids {
+		keys := make([][]string, len(ids))
+		for i, id := range ids {
+			keys[i] = []string{s.keys.run(id), s.keys.calls(id), s.keys.queue(org), s.keys.active(org), s.keys.ledger(org), s.keys.leases()}
+		}
+		replies, err := s.evalMany(ctx, auditRunScript, keys, ids)
+		if err != nil {
+			return err
+		}
+		for i, id := range ids {
+			s.auditRun(org, id, replies[i], rep)
 			cursor = id
-			if err := s.auditRun(ctx, org, id, rep); err != nil {
-				return err
-			}
 		}
 		if len(ids) < maxPage {
 			return nil
@@ -25,18 +31,15 @@ func (s *Store) auditRuns(ctx context.Context, org string, rep *AuditReport) err
 	}
 }
 
-func (s *Store) auditRun(ctx context.Context, org, id string, rep *AuditReport) error {
-	r, err := s.eval(ctx, auditRunScript, []string{s.keys.run(id), s.keys.calls(id), s.keys.queue(org), s.keys.active(org), s.keys.ledger(org), s.keys.leases()}, id)
-	if err != nil {
-		return err
-	}
+// auditRun checks one run by the answer of auditrun.lua.
+func (s *Store) auditRun(org, id string, r reply, rep *AuditReport) {
 	if r.code() == "NOTFOUND" {
 		// The record has expired; its charge stays in the ledger.
 		e, ok := parseEntry(r.text(1))
 		if ok && s.now().UnixMicro()-e.at < s.cfg.Retention.Microseconds() {
 			rep.differ("run %s: charged %d micro-dollars, and its record is gone before its time", id, e.amount)
 		}
-		return nil
+		return
 	}
 	rep.Runs++
 	b := book{org: org, id: id, f: r.fields(1), rep: rep}
@@ -48,7 +51,6 @@ func (s *Store) auditRun(ctx context.Context, org, id string, rep *AuditReport) 
 	} else {
 		b.checkOpen(r.text(3), r.text(4) == "1", r.text(5) == "1", r.text(6) == "1")
 	}
-	return nil
 }
 
 // book is one run's money under audit.

@@ -87,6 +87,36 @@ func (s *Store) eval(ctx context.Context, sc *script, keys []string, args ...any
 	return reply(v), nil
 }
 
+// evalMany runs a script once for each list of keys, each with its own last argument, in one round trip.
+func (s *Store) evalMany(ctx context.Context, sc *script, keys [][]string, args []string) ([]reply, error) {
+	for attempt := 0; ; attempt++ {
+		cmds := make([]*redis.Cmd, len(keys))
+		err := s.pipelined(ctx, func(p redis.Pipeliner) {
+			for i := range keys {
+				cmds[i] = sc.EvalSha(ctx, p, keys[i], args[i])
+			}
+		})
+		if redis.HasErrorPrefix(err, "NOSCRIPT") && attempt == 0 {
+			err = unavailable(sc.Load(ctx, s.rdb).Err())
+			if err == nil {
+				continue
+			}
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", sc.name, err)
+		}
+		replies := make([]reply, len(cmds))
+		for i, c := range cmds {
+			v, err := c.Slice()
+			if err != nil || len(v) == 0 {
+				return nil, fmt.Errorf("%s: answer: %w", sc.name, err)
+			}
+			replies[i] = v
+		}
+		return replies, nil
+	}
+}
+
 // errCorrupt: the account and the record contradict each other; nothing was changed.
 var errCorrupt = errors.New("the account and the run's hold contradict each other (see: ephemeral orgs audit)")
 
