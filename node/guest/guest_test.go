@@ -107,9 +107,14 @@ func newMachine(t testing.TB) *machine {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := errors.Join(os.Remove(parent+"/commands"), os.Remove(parent)); err != nil {
-			t.Error(err)
+		var err error
+		for range 100 { // a command whose call has ended may be dying still
+			if err = errors.Join(os.Remove(parent+"/commands"), os.Remove(parent)); err == nil {
+				return
+			}
+			time.Sleep(20 * time.Millisecond)
 		}
+		t.Error(err)
 	})
 	runner, err := exec.New(exec.Config{Cgroup: parent + "/commands"}, testReaper)
 	if err != nil {

@@ -29,7 +29,7 @@ const (
 	// streamBacklog bounds the streams that wait for their port header.
 	streamBacklog = 64
 	// listenBacklog bounds the connections that wait for Accept, per port.
-	listenBacklog = 32
+	listenBacklog = maxIncoming
 	// headerTimeout is how long the opener of a stream may take to name the port.
 	headerTimeout = 10 * time.Second
 	// lingerPoll is how often Dial looks whether the peer has closed what this side has closed.
@@ -138,10 +138,10 @@ func (s *Session) Dial(ctx context.Context, port uint32) (net.Conn, error) {
 	return c, nil
 }
 
-// open begins a stream. Closed streams count until the peer has closed them too, so with too many of those it waits:
-// the peer would take more for an attack.
+// open begins a stream. Those that this side has closed count until the peer has closed them too, so with too many of
+// them it waits: the peer would refuse more.
 func (s *Session) open(ctx context.Context) (*yamux.Stream, error) {
-	for s.yamux.NumStreams() >= maxOutgoing+maxIncoming {
+	for s.outgoing() >= maxOutgoing {
 		select {
 		case <-time.After(lingerPoll):
 		case <-ctx.Done():
@@ -151,6 +151,12 @@ func (s *Session) open(ctx context.Context) (*yamux.Stream, error) {
 		}
 	}
 	return s.yamux.OpenStream()
+}
+
+func (s *Session) outgoing() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.yamux.NumStreams() - s.incoming
 }
 
 func (s *Session) negotiate(ctx context.Context, stream *yamux.Stream, port uint32) error {

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hashicorp/yamux"
 	"go.uber.org/goleak"
 )
 
@@ -248,19 +249,6 @@ func TestCloseEndsAWaitingRead(t *testing.T) {
 	}
 }
 
-func TestBacklogRefuses(t *testing.T) {
-	host, guest := sessions(t)
-	if _, err := guest.Listen(1); err != nil {
-		t.Fatal(err)
-	}
-	for i := range listenBacklog + 1 {
-		_, err := host.Dial(timeout(t), 1)
-		if wantRefused := i == listenBacklog; errors.Is(err, ErrRefused) != wantRefused {
-			t.Fatalf("dial %d: %v", i, err)
-		}
-	}
-}
-
 func TestDialWaitsForAFreeConnection(t *testing.T) {
 	host, guest := sessions(t)
 	l, err := guest.Listen(1)
@@ -397,3 +385,34 @@ type duplex struct {
 }
 
 func (duplex) Close() error { return nil }
+
+func TestTooManyConnectionsAreRefused(t *testing.T) {
+	h, guest := raw(t)
+	if _, err := guest.Listen(1); err != nil {
+		t.Fatal(err)
+	}
+	config := yamux.DefaultConfig()
+	config.LogOutput = io.Discard
+	config.EnableKeepAlive = false
+	if _, err := io.ReadFull(h, make([]byte, recordSize)); err != nil { // the answer to the greeting
+		t.Fatal(err)
+	}
+	greedy, err := yamux.Client(h, config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer greedy.Close()
+	for i := range maxIncoming + 1 {
+		stream, err := greedy.OpenStream()
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = stream.SetDeadline(time.Now().Add(10 * time.Second))
+		_, _ = stream.Write([]byte{0, 0, 0, 1})
+		answer := []byte{9}
+		n, err := io.ReadFull(stream, answer)
+		if i < maxIncoming && (err != nil || answer[0] != accepted) || i == maxIncoming && n != 0 {
+			t.Fatalf("connection %d: %d, %v", i, answer, err)
+		}
+	}
+}
