@@ -52,6 +52,8 @@ type group interface {
 	remove() error
 }
 
+const lockLimit = 500 * time.Millisecond
+
 // openHierarchy takes cgroup v2 where it has the controllers, else v1.
 func openHierarchy(parent string) (hierarchy, error) {
 	switch mode := cgroups.Mode(); mode {
@@ -64,15 +66,22 @@ func openHierarchy(parent string) (hierarchy, error) {
 	}
 }
 
-// lockDirectory marks a node's cgroup as used by this process until the file is closed or the process ends.
+// lockDirectory marks a node's cgroup as used by this process until the file is closed or the process ends. What a node
+// that was just killed had been forking may hold its lock for a moment longer, so it does not give up at once.
 func lockDirectory(path string) (*os.File, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
-	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		err = ErrInUse
+	for deadline := time.Now().Add(lockLimit); ; time.Sleep(5 * time.Millisecond) {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			break
+		}
+		if time.Now().After(deadline) {
+			err = ErrInUse
+			break
+		}
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("lock cgroup %s: %w", path, err), f.Close())
@@ -199,6 +208,31 @@ func removeDirectories(paths ...string) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// makeDirectories makes a cgroup and those above it. It tries again when a node that closes removes one of those, being
+// empty, in between.
+func makeDirectories(path string) error {
+	for attempt := 0; ; attempt++ {
+		err := os.MkdirAll(path, 0o755)
+		if !errors.Is(err, fs.ErrNotExist) || attempt == 3 {
+			return err
+		}
+	}
+}
+
+// removeUpward removes the node's cgroup, and of those above it, up to the root, the ones that are empty then.
+func removeUpward(root, parent string) error {
+	path := filepath.Join(root, parent)
+	if err := removeDirectories(path); err != nil {
+		return err
+	}
+	for path = filepath.Dir(path); path != filepath.Clean(root); path = filepath.Dir(path) {
+		if unix.Rmdir(path) != nil {
+			break // another node's
+		}
+	}
+	return nil
 }
 
 // counter reads one "name value" line of a cgroup file.

@@ -46,7 +46,7 @@ func openV1(parent string) (_ *v1, err error) {
 		if r.home, err = openHome(r.path, own[string(r.Name())]); err != nil {
 			return nil, fmt.Errorf("own %s cgroup: %w", r.Name(), err)
 		}
-		if err := os.MkdirAll(filepath.Join(r.path, h.parent), 0o755); err != nil {
+		if err := makeDirectories(filepath.Join(r.path, h.parent)); err != nil {
 			return nil, fmt.Errorf("make the node's %s cgroup (is %s writable?): %w", r.Name(), r.path, err)
 		}
 	}
@@ -137,7 +137,13 @@ func (h *v1) parents() []string {
 
 func (h *v1) list() ([]string, error) { return subdirectories(h.parents()...) }
 
-func (h *v1) close() error { return errors.Join(removeDirectories(h.parents()...), h.release()) }
+func (h *v1) close() error {
+	var errs []error
+	for _, r := range h.roots {
+		errs = append(errs, removeUpward(r.path, h.parent))
+	}
+	return errors.Join(append(errs, h.release())...)
+}
 
 func (h *v1) release() error {
 	var errs []error

@@ -26,7 +26,7 @@ type v2 struct {
 
 func openV2(mount, parent string, controllers []string) (_ *v2, err error) {
 	h := &v2{mount: mount, parent: "/" + parent, controllers: controllers}
-	if err := os.MkdirAll(h.path(), 0o755); err != nil {
+	if err := makeDirectories(h.path()); err != nil {
 		return nil, fmt.Errorf("make the node's cgroup (is %s writable?): %w", mount, err)
 	}
 	if h.lock, err = lockDirectory(h.path()); err != nil {
@@ -95,7 +95,7 @@ func (h *v2) load(id string) group { return &v2Group{path: h.path(id)} }
 
 func (h *v2) list() ([]string, error) { return subdirectories(h.path()) }
 
-func (h *v2) close() error { return errors.Join(removeDirectories(h.path()), h.lock.Close()) }
+func (h *v2) close() error { return errors.Join(removeUpward(h.mount, h.parent), h.lock.Close()) }
 
 type v2Group struct{ path string }
 

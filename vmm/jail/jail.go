@@ -35,6 +35,7 @@ type Jail struct {
 	bubblewrap string
 	prlimit    string
 	library    []mount
+	filter     []byte // seccomp program
 	uids       *uids
 	cgroups    hierarchy
 
@@ -65,6 +66,10 @@ func Open(c Config) (*Jail, error) {
 	if err != nil {
 		return nil, fmt.Errorf("system libraries: %w", err)
 	}
+	seccomp, err := filter()
+	if err != nil {
+		return nil, err
+	}
 	ids, err := openUIDs(c.RunDir, c.FirstUID, c.UIDs)
 	if err != nil {
 		return nil, fmt.Errorf("lock file of user ids: %w", err)
@@ -73,7 +78,10 @@ func Open(c Config) (*Jail, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("cgroup of node %s: %w", c.Node, err), ids.close())
 	}
-	return &Jail{config: c, bubblewrap: bubblewrap, prlimit: prlimit, library: library, uids: ids, cgroups: h, cells: map[string]*Cell{}}, nil
+	return &Jail{
+		config: c, bubblewrap: bubblewrap, prlimit: prlimit, library: library, filter: seccomp,
+		uids: ids, cgroups: h, cells: map[string]*Cell{},
+	}, nil
 }
 
 // find is the absolute path of a program that the named Debian package has.

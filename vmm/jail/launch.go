@@ -100,6 +100,11 @@ func (c *Cell) prepare(command vmm.Command) (_ *launch, err error) {
 		return nil, err
 	}
 	l.files = append(l.files, info, infoEnd)
+	seccomp, err := c.jail.seccomp()
+	if err != nil {
+		return nil, err
+	}
+	l.files = append(l.files, seccomp)
 	gate, gateEnd, err := socketPair()
 	if err != nil {
 		return nil, err
@@ -112,7 +117,7 @@ func (c *Cell) prepare(command vmm.Command) (_ *launch, err error) {
 		c.jail.bubblewrap,
 		"--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup",
 		"--as-pid-1", "--die-with-parent", "--hostname", "machine",
-		"--info-fd", inherit(infoEnd), "--block-fd", inherit(gateEnd),
+		"--info-fd", inherit(infoEnd), "--block-fd", inherit(gateEnd), "--seccomp", inherit(seccomp),
 	}
 	for _, m := range mounts {
 		args = append(args, m.arguments()...)
@@ -170,7 +175,23 @@ func (c *Cell) view(command vmm.Command) ([]mount, []uint32, error) {
 		mounts = append(mounts, mount{kind: device, path: path})
 	}
 	mounts, err = arrange(mounts)
+	if err == nil {
+		err = inspect(mounts)
+	}
 	return mounts, groups, err
+}
+
+// seccomp is the filter for bubblewrap to read. It is small enough to lie in a pipe.
+func (j *Jail) seccomp() (*os.File, error) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	_, err = w.Write(j.filter)
+	if err = errors.Join(err, w.Close()); err != nil {
+		return nil, errors.Join(fmt.Errorf("hand over the seccomp filter: %w", err), r.Close())
+	}
+	return r, nil
 }
 
 // socketPair is a gate: it tells a peer that closed its end after reading from one that never read.

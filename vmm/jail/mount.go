@@ -98,6 +98,28 @@ func arrange(mounts []mount) ([]mount, error) {
 	return sorted, nil
 }
 
+// inspect looks whether what is to be mounted is there. A writable directory must be one itself: a link would lead
+// bubblewrap to wherever its maker wants.
+func inspect(mounts []mount) error {
+	for _, m := range mounts {
+		switch m.kind {
+		case readOnly, device:
+			if _, err := os.Stat(m.path); err != nil {
+				return err
+			}
+		case writable:
+			info, err := os.Lstat(m.path)
+			if err != nil {
+				return err
+			}
+			if !info.IsDir() {
+				return fmt.Errorf("writable %s is no directory", m.path)
+			}
+		}
+	}
+	return nil
+}
+
 // arguments are bubblewrap's for one mount.
 func (m mount) arguments() []string {
 	switch m.kind {

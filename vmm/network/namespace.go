@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -15,6 +16,8 @@ import (
 
 // directory is where iproute2 keeps named network namespaces.
 const directory = "/run/netns"
+
+const lockLimit = 500 * time.Millisecond
 
 // settings of the namespace, under /proc/sys/net. The kernel takes the namespace of the thread that opens them.
 // A new interface starts with those of "default".
@@ -81,16 +84,19 @@ func (n *Network) adopt() error {
 }
 
 // lock marks the namespace as used by this process. The lock goes with the last descriptor of the handle, so also when
-// the process is killed.
+// the process is killed. What that had been forking may hold it for a moment longer, so lock does not give up at once.
 func (n *Network) lock() error {
-	err := unix.Flock(int(n.handle), unix.LOCK_EX|unix.LOCK_NB)
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		return ErrInUse
+	for deadline := time.Now().Add(lockLimit); ; time.Sleep(5 * time.Millisecond) {
+		err := unix.Flock(int(n.handle), unix.LOCK_EX|unix.LOCK_NB)
+		switch {
+		case err == nil:
+			return nil
+		case !errors.Is(err, unix.EWOULDBLOCK):
+			return fmt.Errorf("lock: %w", err)
+		case time.Now().After(deadline):
+			return ErrInUse
+		}
 	}
-	if err != nil {
-		return fmt.Errorf("lock: %w", err)
-	}
-	return nil
 }
 
 // harden brings the namespace into its one state: loopback down and without addresses, no forwarding, no IPv6, and the
