@@ -90,21 +90,24 @@ func (w *worker) run(ctx context.Context) Result {
 		if last && step > 1 {
 			w.talk.addUser(lastCall)
 		}
-		answer, err := w.ask(ctx, last)
+		said, err := w.ask(ctx, last)
 		if err != nil {
 			return w.failed(ctx, err)
 		}
 		switch {
-		case len(answer.calls) > 0 && !last:
-			w.talk.addAssistant(answer)
-			for _, call := range answer.calls {
+		case len(said.calls) > 0 && last:
+			w.talk.addAssistant(&answer{text: said.text})
+			return w.stopped(CodeSteps, fmt.Sprintf("no final answer within %d model calls", w.MaxSteps))
+		case len(said.calls) > 0:
+			w.talk.addAssistant(said)
+			for _, call := range said.calls {
 				w.talk.addResult(call.id, w.use(ctx, call))
 				if ctx.Err() != nil {
 					return w.failed(ctx, ctx.Err())
 				}
 			}
-		case answer.text != "":
-			return w.finished(answer, last && (step > 1 || len(answer.calls) > 0))
+		case said.text != "":
+			return w.finished(said, last && step > 1)
 		case last:
 			return w.stopped(CodeSteps, fmt.Sprintf("no final answer within %d model calls", w.MaxSteps))
 		case nudged:
