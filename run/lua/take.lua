@@ -21,10 +21,12 @@ local function lost(k, id, r)
   return finish(k, c, id, r, {state = 'failed', at = now, now = now, sum = 0, stored = ARGV[9], live = '', outcome = ARGV[10]})
 end
 
+-- lease is the answer for a run that may be executed; nil when its content is gone.
 local function lease(k, id, r)
   local v = redis.call('HMGET', k.run, 'request', 'split')
-  local spec = v[2] and redis.call('GET', k.spec) or ''
-  if v[2] and not spec then return nil end
+  local spec = ''
+  if v[2] then spec = redis.call('GET', k.spec) end
+  if not spec then return nil end
   return {'OK', id, r.org, int(r.token), int(r.queued), int(r.reserved), v[1], spec}
 end
 
