@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -19,10 +21,16 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m,
+	code := withRedis(m)
+	err := goleak.Find(
 		goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.updateServerDate.func1"),    // one a process, for ever
 		goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.(*workerPool).Start.func2"), // sleeps out its last 10 s after a stop
 	)
+	if err != nil && code == 0 {
+		fmt.Fprintln(os.Stderr, "goroutines left:", err)
+		code = 1
+	}
+	os.Exit(code)
 }
 
 // The keys that fakeStore knows.
