@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -228,6 +229,55 @@ func (h Harness) freeze(t testing.TB, m vmm.Machine, dir string) error {
 		return err
 	}
 	return m.Snapshot(h.within(t, callTime), dir)
+}
+
+// Times of a machine, measured from the begin of its making.
+type Times struct {
+	Ready time.Duration // the agent has answered a Ping
+	Exec  time.Duration // and then run a first command
+}
+
+// TimeClone makes a clone with the driver, measures and closes it.
+func (h Harness) TimeClone(ctx context.Context, t testing.TB, tpl vmm.Template) (Times, error) {
+	t.Helper()
+	h = h.withDefaults()
+	spec := h.spec(t)
+	begin := time.Now()
+	m, err := h.Driver.Restore(ctx, tpl, spec)
+	if err != nil {
+		return Times{}, err
+	}
+	times, err := timeAgent(ctx, NewAgent(m.Dial), begin, m.Resume)
+	return times, errors.Join(err, m.Close())
+}
+
+// TimeBoot boots a machine with the driver, measures and closes it.
+func (h Harness) TimeBoot(ctx context.Context, t testing.TB) (Times, error) {
+	t.Helper()
+	h = h.withDefaults()
+	spec := h.spec(t)
+	begin := time.Now()
+	m, err := h.Driver.Boot(ctx, spec)
+	if err != nil {
+		return Times{}, err
+	}
+	times, err := timeAgent(ctx, NewAgent(m.Dial), begin, func(context.Context) error { return nil })
+	return times, errors.Join(err, m.Close())
+}
+
+func timeAgent(ctx context.Context, a *Agent, begin time.Time, resume func(context.Context) error) (times Times, err error) {
+	if err := resume(ctx); err != nil {
+		return times, err
+	}
+	if err := a.Ping(ctx); err != nil {
+		return times, err
+	}
+	times.Ready = time.Since(begin)
+	if err := a.Run(ctx, nil, io.Discard, "/bin/true"); err != nil {
+		return times, err
+	}
+	times.Exec = time.Since(begin)
+	return times, nil
 }
 
 // fill allocates the holes of a file and protects it.

@@ -31,7 +31,7 @@ func (s *suite) testStats(t *testing.T) {
 		t.Errorf("%d bytes of private memory; the template's should be shared", before.PrivateBytes)
 	}
 	const grow = 50_000_000
-	if err := a.Run(s.within(t, callTime), nil, io.Discard, "sh", "-c", "head -c "+strconv.Itoa(grow)+" /dev/urandom >/run/big"); err != nil {
+	if err := a.Run(s.within(t, callTime), nil, io.Discard, "sh", "-c", "head -c "+strconv.Itoa(grow)+" /dev/urandom >/tmp/big"); err != nil {
 		t.Fatal(err)
 	}
 	after, err := m.Stats()

@@ -59,44 +59,50 @@ func (s *suite) testDialEndsWithContext(t *testing.T) {
 	}
 }
 
-// testListen has the guest's worker call the broker.
+// testListen has the worker of a clone call the broker, once a clone, since each runs a worker only once.
 func (s *suite) testListen(t *testing.T) {
-	m, a := s.running(t)
-	if err := a.Prepare(s.within(t, callTime)); err != nil {
-		t.Fatal(err)
-	}
-	calls := func() int { return s.brokerCalls(t, a) }
-	if n := calls(); n != 0 {
-		t.Errorf("nobody listens, yet %d calls arrived", n)
-	}
-	serve := func() func() {
+	listen := func(t *testing.T, m vmm.Machine) (stop func()) {
 		ln, err := m.Listen(proto.BrokerPort)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return s.broker(ln)
 	}
-	stop := serve()
-	if _, err := m.Listen(proto.BrokerPort); err == nil {
-		t.Error("the port could be taken twice")
-	}
-	if n := calls(); n == 0 {
-		t.Error("no call of the guest arrived")
-	}
-	stop()
-	if n := calls(); n != 0 {
-		t.Errorf("the listener is closed, yet %d calls arrived", n)
-	}
-	stop = serve()
-	defer stop()
-	if n := calls(); n == 0 {
-		t.Error("no call arrived at a second listener")
-	}
-	if err := m.Disconnect(); err != nil {
-		t.Fatal(err)
-	}
-	if n := calls(); n == 0 {
-		t.Error("no call arrived after the guest was connected anew")
+	for _, c := range []struct {
+		name  string
+		setup func(t *testing.T, m vmm.Machine) (stop func())
+		want  bool
+	}{
+		{"nobody", func(*testing.T, vmm.Machine) func() { return func() {} }, false},
+		{"served", listen, true},
+		{"twice", func(t *testing.T, m vmm.Machine) func() {
+			stop := listen(t, m)
+			if _, err := m.Listen(proto.BrokerPort); err == nil {
+				t.Error("the port can be taken twice")
+			}
+			return stop
+		}, true},
+		{"closed", func(t *testing.T, m vmm.Machine) func() { listen(t, m)(); return func() {} }, false},
+		{"closed and opened again", func(t *testing.T, m vmm.Machine) func() { listen(t, m)(); return listen(t, m) }, true},
+		{"reconnected", func(t *testing.T, m vmm.Machine) func() {
+			stop := listen(t, m)
+			if err := m.Disconnect(); err != nil {
+				t.Error(err)
+			}
+			return stop
+		}, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m, a := s.running(t)
+			stop := c.setup(t, m)
+			defer stop()
+			if err := a.Prepare(s.within(t, callTime)); err != nil {
+				t.Fatal(err)
+			}
+			if got := s.workerReachesBroker(t, a); got != c.want {
+				t.Errorf("the guest's call arrived: %t", got)
+			}
+		})
 	}
 }
 
@@ -124,8 +130,8 @@ func (s *suite) broker(ln net.Listener) (stop func()) {
 	}
 }
 
-// brokerCalls lets the worker run and tells whether the broker's refusal reached it: 1 or 0.
-func (s *suite) brokerCalls(t *testing.T, a *Agent) int {
+// workerReachesBroker lets the worker run and tells whether the broker's refusal reached it.
+func (s *suite) workerReachesBroker(t *testing.T, a *Agent) bool {
 	t.Helper()
 	got, err := a.StartWorker(s.within(t, 2*callTime), &proto.StartWorkerRequest{Prompt: "hello", Model: "test/none", MaxSteps: 1})
 	if err != nil {
@@ -134,11 +140,8 @@ func (s *suite) brokerCalls(t *testing.T, a *Agent) int {
 	if got.GetOk() {
 		t.Fatalf("a worker without a model succeeds: %v", got)
 	}
-	if strings.Contains(got.GetErrorDetail(), answered) {
-		return 1
-	}
-	t.Logf("worker without a broker: %s: %s", got.GetErrorCode(), got.GetErrorDetail())
-	return 0
+	t.Logf("worker: %s: %s", got.GetErrorCode(), got.GetErrorDetail())
+	return strings.Contains(got.GetErrorDetail(), answered)
 }
 
 func (s *suite) testManyStreams(t *testing.T) {
