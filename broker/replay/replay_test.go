@@ -339,7 +339,7 @@ func FuzzTemplate(f *testing.F) {
 	f.Add(`{{ line -9223372036854775808 "x" }}{{ index (lines "a") 5 }}`)
 	f.Fuzz(func(t *testing.T, text string) {
 		if strings.Contains(text, "range") || strings.Contains(text, "template") || strings.Contains(text, "define") {
-			t.Skip("loops are the file's own business")
+			return // loops and recursion are the file's own business
 		}
 		tmpl, err := newTemplate(text)
 		if err != nil {
