@@ -115,6 +115,7 @@ type Command struct {
 	ReadOnly []string   // files and directories to see beside the system's libraries
 	Writable []string   // directories it may write to
 	Devices  []string   // e.g. /dev/kvm
+	Proc     bool       // show it /proc, of its own pid namespace only: for programs that open what they inherited by name
 	Stderr   io.Writer  // diagnostics of the program; bounded by the receiver
 }
 

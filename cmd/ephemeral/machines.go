@@ -22,9 +22,6 @@ const reconcileTime = time.Minute
 // It returns when no machine is left.
 func (c *cell) runNode(ctx context.Context, ready *readiness) (err error) {
 	image, err := images.Open(filepath.Join(imageDir(c.settings), c.Image.Name))
-	if errors.Is(err, images.ErrNotBuilt) {
-		return fmt.Errorf("%w: build it with \"ephemeral image build\"", err)
-	}
 	if err != nil {
 		return fmt.Errorf("open the image: %w", err)
 	}

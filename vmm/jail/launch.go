@@ -126,6 +126,9 @@ func (c *Cell) prepare(command vmm.Command) (_ *launch, err error) {
 	if len(command.Writable) > 0 {
 		directory = command.Writable[0]
 	}
+	if command.Proc {
+		args = append(args, "--proc", "/proc")
+	}
 	args = append(args, "--remount-ro", "/", "--chdir", directory, "--")
 
 	l.cmd = exec.Command(c.jail.prlimit, append(args, command.Args...)...)

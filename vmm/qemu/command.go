@@ -17,8 +17,9 @@ const consoleLog = "console.log"
 
 // command collects QEMU's command line and the descriptors it inherits.
 type command struct {
-	args  []string
-	files []*os.File
+	args   []string
+	files  []*os.File
+	byName bool // some of them are opened again, by name
 }
 
 func (c *command) add(args ...string) { c.args = append(c.args, args...) }
@@ -139,6 +140,7 @@ func (d *Driver) launchable(c *command, s vmm.Spec, readOnly, writable []string)
 		Files:    c.files,
 		ReadOnly: slices.Concat([]string{d.path}, d.data, readOnly),
 		Writable: slices.Concat([]string{s.Dir}, writable),
+		Proc:     c.byName,
 	}
 	if d.kvm {
 		l.Devices = append(l.Devices, "/dev/kvm")

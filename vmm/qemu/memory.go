@@ -25,6 +25,7 @@ func (m memory) path(c *command) string {
 	if m.sealed == nil {
 		return m.file
 	}
+	c.byName = true
 	return fmt.Sprintf("/proc/self/fd/%d", c.inherit(m.sealed))
 }
 
