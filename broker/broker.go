@@ -32,7 +32,7 @@ type Config struct {
 	DefaultModel  string        `env:"EPHEMERAL_DEFAULT_MODEL" envDefault:"replay/sandbox-proof" help:"model of runs that name none"`
 	PriceFile     string        `env:"EPHEMERAL_PRICES" help:"YAML file with prices, on top of the built-in ones"`
 	OpenAIBaseURL string        `env:"EPHEMERAL_OPENAI_BASE_URL" envDefault:"https://api.openai.com/v1" help:"base URL of the OpenAI-compatible provider behind openai/ models"`
-	OpenAIAPIKey  secret.Value  `env:"EPHEMERAL_OPENAI_API_KEY" help:"API key of that provider; without it only another base URL is used"`
+	OpenAIAPIKey  secret.Value  `env:"EPHEMERAL_OPENAI_API_KEY" secret:"true" help:"API key of that provider; without it only another base URL is used"`
 	OpenAILimit   string        `env:"EPHEMERAL_OPENAI_LIMIT_FIELD" help:"field that limits output: max_tokens or max_completion_tokens (empty: the latter for api.openai.com, else the former)"`
 	ReplayDir     string        `env:"EPHEMERAL_REPLAY_DIR" help:"directory of conversation files for replay/ models, on top of the built-in ones"`
 	CallTimeout   time.Duration `env:"EPHEMERAL_MODEL_TIMEOUT" envDefault:"10m" help:"longest time of one model call, retries included"`
@@ -59,6 +59,8 @@ type Broker struct {
 	providers map[string]*provider
 	scrubber  *secret.Scrubber
 	sleep     func(ctx context.Context, d time.Duration) error
+	// bodyTimeout is how long a guest may take to send a request's body.
+	bodyTimeout time.Duration
 }
 
 // New checks the configuration, reads prices and conversations, and makes no connection.
@@ -76,7 +78,7 @@ func New(cfg Config) (*Broker, error) {
 		return nil, fmt.Errorf("broker: %w", err)
 	}
 	b := &Broker{
-		cfg: cfg, log: cfg.Log, prices: prices, sleep: sleep,
+		cfg: cfg, log: cfg.Log, prices: prices, sleep: sleep, bodyTimeout: bodyTimeout,
 		scrubber:  secret.NewScrubber(cfg.OpenAIAPIKey),
 		providers: map[string]*provider{"replay": replayProvider(replay.NewPlayer(conversations))},
 	}

@@ -43,15 +43,14 @@ type call struct {
 
 	sent    atomic.Bool // an attempt may have reached the provider
 	started bool        // some of the answer went to the guest
-	settled bool
-	status  int // of the provider's last answer
+	status  int         // of the provider's last answer
 	meter   meter
 }
 
 // chat serves POST /v1/chat/completions.
 func (h *Handler) chat(w http.ResponseWriter, r *http.Request) error {
 	c := &call{h: h, id: "model_" + rand.Text(), began: time.Now(), guest: r.Context()}
-	data, err := readBody(w, r)
+	data, err := readBody(w, r, h.b.bodyTimeout)
 	if err != nil {
 		return err
 	}
@@ -70,19 +69,19 @@ func (h *Handler) chat(w http.ResponseWriter, r *http.Request) error {
 }
 
 // readBody reads the guest's body within its bounds of size and time.
-func readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
+func readBody(w http.ResponseWriter, r *http.Request, within time.Duration) ([]byte, error) {
 	control := http.NewResponseController(w)
 	// A connection without deadlines is still bounded by the run's own end.
-	_ = control.SetReadDeadline(time.Now().Add(bodyTimeout))
+	_ = control.SetReadDeadline(time.Now().Add(within))
 	data, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
-	_ = control.SetReadDeadline(time.Time{})
 	var tooLarge *http.MaxBytesError
 	if errors.As(err, &tooLarge) {
 		return nil, &problem{status: http.StatusRequestEntityTooLarge, code: codeTooLarge, message: fmt.Sprintf("at most %d bytes", maxBody)}
 	}
 	if err != nil {
-		return nil, &problem{status: http.StatusBadRequest, code: codeInvalid, message: "the body could not be read"}
+		return nil, &problem{status: http.StatusBadRequest, code: codeInvalid, message: "the body could not be read in time"}
 	}
+	_ = control.SetReadDeadline(time.Time{}) // for the next request; after an error the deadline ends the connection
 	return data, nil
 }
 

@@ -199,6 +199,29 @@ func TestRawRequests(t *testing.T) {
 	}
 }
 
+// TestTricklingGuest sends a body byte by byte, and never its end.
+func TestTricklingGuest(t *testing.T) {
+	double := openaitest.New(t, testKey, good)
+	p := newProvider(t, double)
+	p.SetBodyTimeout(300 * time.Millisecond)
+	s := startSession(t, p.Broker, newLedger(1_000_000), &doubleSpec)
+	began := time.Now()
+	got := s.raw(t, func(c net.Conn) error {
+		if _, err := io.WriteString(c, "POST /v1/chat/completions HTTP/1.1\r\nHost: b\r\nContent-Length: 1000000000\r\n\r\n"); err != nil {
+			return err
+		}
+		for {
+			if _, err := c.Write([]byte(" ")); err != nil {
+				return io.ErrClosedPipe // the broker hung up
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+	}, 10*time.Second)
+	if !strings.HasPrefix(got, "HTTP/1.1 400") || time.Since(began) > 5*time.Second {
+		t.Errorf("after %v: %q", time.Since(began), got)
+	}
+}
+
 // TestTinySocket works over a real socket pair with the smallest buffers the kernel gives, and a guest that reads slowly.
 func TestTinySocket(t *testing.T) {
 	text := strings.Repeat("0123456789abcdef", 4096)

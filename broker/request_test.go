@@ -3,8 +3,11 @@ package broker
 import (
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"strings"
 	"testing"
+
+	"github.com/caarlos0/env/v11"
 )
 
 // FuzzRequest checks that whatever is accepted goes upstream as one JSON object with the host's own model, limit and
@@ -95,6 +98,21 @@ func TestBackOff(t *testing.T) {
 		if d < full/2 || d > full {
 			t.Errorf("attempt %d: %v, want between %v and %v", n, d, full/2, full)
 		}
+	}
+}
+
+// TestDefaults compares the defaults of a Config made by hand with those of the environment.
+func TestDefaults(t *testing.T) {
+	fromEnv, err := env.ParseAsWithOptions[Config](env.Options{Environment: map[string]string{"EPHEMERAL_OPENAI_API_KEY": "sk-123"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(fromEnv.OpenAIAPIKey) != "sk-123" {
+		t.Errorf("key %d bytes long", len(fromEnv.OpenAIAPIKey))
+	}
+	fromEnv.Log = slog.Default()
+	if byHand := (Config{OpenAIAPIKey: "sk-123"}).withDefaults(); byHand != fromEnv {
+		t.Errorf("by hand %+v, from the environment %+v", byHand, fromEnv)
 	}
 }
 
