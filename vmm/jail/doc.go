@@ -9,6 +9,10 @@
 // first instruction, enters a pid namespace of its own, becomes the machine's user, asks for a SIGKILL when the thread ends
 // (the node was killed or closed the network), and becomes bubblewrap, which makes the rest of the walls around a child of
 // its own and then waits. Before that child becomes the program, the node sets its resource limits and its OOM score.
+// Should the node be killed in the middle of this: bubblewrap asks for the signal once more and then writes to a pipe that
+// only the node reads. So either one of the node's threads is still to end, which sends the signal, or the write fails and
+// bubblewrap gives up.
+//
 // Bubblewrap's first process is the init of the outer pid namespace: when it ends, for whatever reason, the kernel has
 // killed and reaped everything in the jail before anybody sees it ended.
 //

@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -159,48 +158,33 @@ func checkNothingLeft(t testing.TB, c Config) {
 	}
 }
 
+// leftovers names a node's cgroups and the processes in them, in which everything of it is born.
 func leftovers(t testing.TB, c Config) []string {
 	t.Helper()
 	var left []string
-	for _, pattern := range []string{"/sys/fs/cgroup/*/", "/sys/fs/cgroup/"} {
-		found, err := filepath.Glob(pattern + c.Cgroup + "/" + c.Node)
-		if err != nil {
-			t.Fatal(err)
-		}
-		left = append(left, found...)
-	}
-	for pid, line := range processes(t) {
-		if strings.Contains(line, c.Node) {
-			left = append(left, fmt.Sprintf("process %d: %s", pid, line))
+	for _, root := range []string{"/sys/fs/cgroup/*/", "/sys/fs/cgroup/"} {
+		for _, pattern := range []string{"", "/cgroup.procs", "/*/cgroup.procs"} {
+			found, err := filepath.Glob(root + c.Cgroup + "/" + c.Node + pattern)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, path := range found {
+				if pattern == "" {
+					left = append(left, path)
+					continue
+				}
+				pids, err := readPids(path)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, pid := range pids {
+					cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+					left = append(left, fmt.Sprintf("process %d %q", pid, cmdline))
+				}
+			}
 		}
 	}
 	return left
-}
-
-// processes are all of the host with their command lines and cgroups, which name the node.
-func processes(t testing.TB) map[int]string {
-	t.Helper()
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		t.Fatal(err)
-	}
-	all := map[int]string{}
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
-		}
-		cmdline, err := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
-		if err != nil {
-			continue // it has ended
-		}
-		cgroup, err := os.ReadFile(filepath.Join("/proc", e.Name(), "cgroup"))
-		if err != nil {
-			continue
-		}
-		all[pid] = strings.ReplaceAll(string(cmdline), "\x00", " ") + string(cgroup)
-	}
-	return all
 }
 
 // cell makes a cell that is closed when the test ends.
