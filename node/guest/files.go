@@ -100,7 +100,7 @@ func (c *Client) GetFile(ctx context.Context, path string, limit int64, w io.Wri
 		}
 		chunks := newQueue[*proto.GetFileResponse](getMessages, int(min(limit, math.MaxInt32))+maxMessage)
 		defer chunks.stop(k.guard)
-		go chunks.fill(stream.Recv, func(r *proto.GetFileResponse) int { return max(len(r.GetData()), 1) })
+		go chunks.fill(k.guard, stream.Recv, func(r *proto.GetFileResponse) int { return max(len(r.GetData()), 1) })
 		for total := int64(0); ; {
 			chunk, err := chunks.next()
 			if errors.Is(err, io.EOF) {

@@ -29,8 +29,9 @@ func newQueue[T any](maxItems, maxBytes int) *queue[T] {
 	return q
 }
 
-// fill reads until an error. The queue being full is one: the rest is not read.
-func (q *queue[T]) fill(receive func() (T, error), size func(T) int) {
+// fill reads until an error. The queue being full is one, and closes the connection at once: the ttrpc client would log
+// each message that nobody reads.
+func (q *queue[T]) fill(connection io.Closer, receive func() (T, error), size func(T) int) {
 	defer close(q.stopped)
 	for {
 		value, err := receive()
@@ -39,6 +40,7 @@ func (q *queue[T]) fill(receive func() (T, error), size func(T) int) {
 			return
 		}
 		if !q.put(value, size(value)) {
+			_ = connection.Close()
 			q.end(broke("more than %d messages or %d bytes faster than they can be handled", q.maxItems, q.maxBytes))
 			return
 		}

@@ -62,7 +62,7 @@ func (c *Client) StartWorker(ctx context.Context, w Worker, onShell func(Shell) 
 		}
 		events := newQueue[*proto.WorkerEvent](maxQueuedEvents, maxQueuedBytes)
 		defer events.stop(k.guard)
-		go events.fill(stream.Recv, func(e *proto.WorkerEvent) int {
+		go events.fill(k.guard, stream.Recv, func(e *proto.WorkerEvent) int {
 			return len(e.GetShell().GetOutput()) + len(e.GetShell().GetCommand()) + len(e.GetFinished().GetOutput())
 		})
 		for {
