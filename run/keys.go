@@ -21,6 +21,8 @@ func (k keys) orgs() string   { return k.at("orgs") }   // zset: organisations b
 func (k keys) ring() string   { return k.at("ring") }   // zset: organisations that a take may serve, by turn
 func (k keys) turn() string   { return k.at("turn") }   // counter: turns given so far
 func (k keys) leases() string { return k.at("leases") } // zset: leased runs by end of the lease
+func (k keys) stain() string  { return k.at("stain") }  // string: a snapshot of Redis holds content that must go
+func (k keys) scrub() string  { return k.at("scrub") }  // string: a new snapshot was asked for lately
 
 // Channels.
 func (k keys) events() string  { return k.at("events") }  // every event, whole
@@ -68,7 +70,7 @@ func (k keys) names(id string) string { return k.at("run", id, "names") } // set
 // closing lists the keys that ending a run touches, in the order that the scripts expect (closing() in lib.lua).
 func (k keys) closing(org, id string) []string {
 	return []string{k.run(id), k.runEvents(id), k.calls(id), k.spec(id), k.output(id), k.stdout(id), k.stderr(id),
-		k.org(org), k.queue(org), k.active(org), k.ledger(org), k.leases(), k.ring(), k.names(id)}
+		k.org(org), k.queue(org), k.active(org), k.ledger(org), k.leases(), k.ring(), k.names(id), k.stain()}
 }
 
 // runAround is what stands before and after a run's id in the key of its record.

@@ -10,10 +10,10 @@ import (
 )
 
 // onDisk tells whether a file of the Redis directory holds the text.
-func onDisk(t testing.TB, text string) bool {
+func onDisk(t testing.TB, dir, text string) bool {
 	t.Helper()
 	found := false
-	err := filepath.WalkDir(testDir, func(path string, d fs.DirEntry, err error) error {
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {
 			return nil // a rewrite removes files meanwhile
 		}
@@ -35,7 +35,7 @@ func (f *fixture) flushed() {
 	f.t.Helper()
 	mark := "mark-" + word(8)
 	f.must(f.rdb.Set(f.ctx, f.keys.at("mark"), mark, 0).Err())
-	for end := time.Now().Add(10 * time.Second); !onDisk(f.t, mark); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(10 * time.Second); !onDisk(f.t, testDir, mark); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
 			f.t.Fatal("the append-only file does not grow")
 		}
@@ -55,7 +55,7 @@ func TestZeroDataRetention(t *testing.T) {
 		t.Error("content in Redis")
 	}
 	f.flushed()
-	if onDisk(t, canary) {
+	if onDisk(t, testDir, canary) {
 		t.Error("content in a file")
 	}
 	r := f.get(id)
@@ -93,7 +93,7 @@ func TestQueuedContentUnderZeroDataRetention(t *testing.T) {
 	f.must(err)
 	f.same(f.get(r.ID).Request, &Spec{MaxCostMicros: 1000, ZeroDataRetention: true})
 	f.flushed()
-	if onDisk(t, spec.Prompt) {
+	if onDisk(t, testDir, spec.Prompt) {
 		t.Error("waiting content in a file")
 	}
 	l := f.take()
@@ -111,7 +111,7 @@ func TestQueuedContentUnderZeroDataRetention(t *testing.T) {
 		t.Error("content is left after cancel")
 	}
 	f.flushed()
-	if onDisk(t, spec.Prompt) {
+	if onDisk(t, testDir, spec.Prompt) {
 		t.Error("content in a file")
 	}
 	f.balanced()
@@ -145,5 +145,42 @@ func TestReapUnderZeroDataRetention(t *testing.T) {
 	f.must(err)
 	f.same([2]int{requeued, lost}, [2]int{0, 1})
 	f.same(f.get(r.ID).Error.Code, "node_lost")
+	f.balanced()
+}
+
+// A snapshot that Redis made while content waited is replaced.
+func TestSnapshotWithContentIsReplaced(t *testing.T) {
+	f, own := ownServer(t)
+	f.newOrg("o", 0, 10_000)
+	dir := filepath.Dir(own.Addr())
+	canary := "canary-" + word(8)
+	_, _, err := f.Admit(f.ctx, Admission{Org: "o", Spec: Spec{Prompt: canary, MaxCostMicros: 1000, ZeroDataRetention: true}})
+	f.must(err)
+	f.must(f.rdb.BgRewriteAOF(f.ctx).Err())
+	f.must(f.rdb.Do(f.ctx, "BGSAVE", "SCHEDULE").Err())
+	wait := func(what string, ok func() bool) {
+		t.Helper()
+		for end := time.Now().Add(15 * time.Second); !ok(); time.Sleep(20 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("not within 15 s: %s", what)
+			}
+		}
+	}
+	wait("content in the snapshots", func() bool { return onDisk(t, dir, canary) })
+	l := f.take()
+	_, err = f.Settle(f.ctx, l, Outcome{State: Succeeded})
+	f.must(err)
+	wait("content gone from the disk", func() bool {
+		f.must(f.rdb.Del(f.ctx, f.keys.scrub()).Err()) // do not wait for the interval
+		if _, _, err := f.Reap(f.ctx, ""); err != nil {
+			t.Fatal(err)
+		}
+		return !onDisk(t, dir, canary)
+	})
+	wait("no more snapshots than needed", func() bool {
+		_, _, err := f.Reap(f.ctx, "")
+		f.must(err)
+		return f.rdb.Exists(f.ctx, f.keys.stain()).Val() == 0
+	})
 	f.balanced()
 }

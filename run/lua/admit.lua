@@ -35,10 +35,7 @@ redis.call('HSET', run, 'state', 'queued', 'org', ARGV[4], 'key', ARGV[13], 'tok
 if ARGV[11] ~= '' then
   redis.call('HSET', run, 'split', '1')
   if ARGV[12] == '1' then
-    -- Content under zero data retention stays in memory: neither the append-only file nor a replica gets it.
-    redis.set_repl(redis.REPL_NONE)
-    redis.call('SET', spec, ARGV[11])
-    redis.set_repl(redis.REPL_ALL)
+    hide(run, spec, ARGV[11])
   else
     redis.call('SET', spec, ARGV[11])
   end

@@ -12,7 +12,8 @@ local terminal = {succeeded = true, failed = true, cancelled = true, timed_out =
 -- closing names the keys of one run and its organisation, in the order in which the scripts get them.
 local function closing(k)
   return {run = k[1], events = k[2], calls = k[3], spec = k[4], output = k[5], stdout = k[6], stderr = k[7],
-    org = k[8], queue = k[9], active = k[10], ledger = k[11], leases = k[12], ring = k[13], names = k[14]}
+    org = k[8], queue = k[9], active = k[10], ledger = k[11], leases = k[12], ring = k[13], names = k[14],
+    stain = k[15]}
 end
 
 -- load reads the fields of a run's record that transitions decide on; nil when there is no such run.
@@ -73,6 +74,30 @@ local function void(calls, r)
   r.pending = 0
 end
 
+-- snapshots counts the snapshots that Redis has made of its memory, and tells whether one is being made now.
+local function snapshots()
+  local info = redis.pcall('INFO', 'persistence')
+  if type(info) ~= 'string' then return 0, true end
+  local count = num(string.match(info, 'aof_rewrites:(%d+)')) + num(string.match(info, 'rdb_saves:(%d+)'))
+  return count, string.match(info, '_in_progress:1') ~= nil
+end
+
+-- hide keeps content under zero data retention: in memory, neither in the append-only file nor on a replica.
+local function hide(run, spec, content)
+  redis.call('HSET', run, 'snapshots', int((snapshots())))
+  redis.set_repl(redis.REPL_NONE)
+  redis.call('SET', spec, content)
+  redis.set_repl(redis.REPL_ALL)
+end
+
+-- unhide removes it. When Redis has made a snapshot meanwhile, that holds the content: the stain says that another must
+-- replace it.
+local function unhide(run, spec, stain)
+  if redis.call('DEL', spec) == 0 then return end
+  local count, busy = snapshots()
+  if busy or count ~= num(redis.call('HGET', run, 'snapshots')) then redis.call('SET', stain, '1') end
+end
+
 -- forgive takes back everything that a run was charged which never started: it costs nothing, and its next attempt may use
 -- the same call ids.
 local function forgive(k, r)
@@ -112,7 +137,7 @@ local function finish(k, c, id, r, f)
     redis.call('HSET', k.ledger, 'c:' .. id, int(entries) .. ' ' .. int(r.at) .. ' ' .. int(r.charged) .. ' '
       .. int(r.model) .. ' ' .. int(r.web) .. ' ' .. int(r.compute))
   end
-  if r.zdr then redis.call('DEL', k.spec) end
+  if r.zdr then unhide(k.run, k.spec, k.stain) end
   redis.call('DEL', k.names)
   if waited then redis.call('ZREM', k.queue, id) else redis.call('SREM', k.active, id) end
   redis.call('ZREM', k.leases, id)

@@ -17,10 +17,6 @@ if r.cancel then
   local broken = finish(k, c, id, r, {state = 'cancelled', at = now, now = now, sum = 0, stored = ARGV[9], live = '', outcome = ARGV[10]})
   return {broken or 'OK'}
 end
-if ARGV[6] ~= '' then
-  redis.set_repl(redis.REPL_NONE)
-  redis.call('SET', k.spec, ARGV[6])
-  redis.set_repl(redis.REPL_ALL)
-end
+if ARGV[6] ~= '' then hide(k.run, k.spec, ARGV[6]) end
 requeue(k, c, id, r)
 return {'OK'}

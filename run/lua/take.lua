@@ -2,7 +2,7 @@
 -- KEYS: 1 ring, 2 turn, 3 leases, 4 answer (remembers what this call took)
 -- ARGV: 1 events channel, 2 work channel, 3 node, 4 now, 5 end of the lease, 6 lifetime of the answer (ms),
 --       7 default concurrency, 8 retention (ms), 9 ended data and 10 outcome of a run whose content is gone,
---       11 to 24 the keys of a run, with <run> and <org> in them, in the order of closing()
+--       11 to 25 the keys of a run, with <run> and <org> in them, in the order of closing()
 -- Returns {'OK', run id, org, token, queued_us, reserved, request, spec ('': the request is whole)} | {'NONE'} |
 --         {'CORRUPT', run id}
 -- Safe to repeat with the same answer key: it gives the same lease again.
@@ -12,7 +12,7 @@ local c = {events = ARGV[1], work = ARGV[2], limit = limit, ttl = ARGV[8]}
 
 local function names(org, id)
   local k = {}
-  for i = 11, 24 do k[#k + 1] = (ARGV[i]:gsub('<run>', id):gsub('<org>', org)) end
+  for i = 11, 25 do k[#k + 1] = (ARGV[i]:gsub('<run>', id):gsub('<org>', org)) end
   return closing(k)
 end
 
@@ -73,7 +73,7 @@ for _ = 1, 100 do
         redis.call('SADD', k.active, id)
         redis.call('ZADD', leases, ARGV[5], id)
         redis.call('SET', answer, org .. ' ' .. id .. ' ' .. int(r.token), 'PX', ARGV[6])
-        if r.zdr then redis.call('DEL', k.spec) end
+        if r.zdr then unhide(k.run, k.spec, k.stain) end
         relist(k.queue, k.active, k.org, ring, org, limit, c.work)
         return answered
       end
