@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// conns is a listener that knows its open connections and gives every single write a deadline. The HTTP server has one
+// conns is a listener that knows its open connections and gives every piece written a deadline. The HTTP server has one
 // deadline for a whole answer, which would cut every long event stream; this one cuts only a client that takes nothing.
 type conns struct {
 	net.Listener
@@ -51,12 +51,21 @@ type conn struct {
 	owner *conns
 }
 
-// Write sends p or fails when the client does not take it in time.
-func (c *conn) Write(p []byte) (int, error) {
-	if err := c.SetWriteDeadline(time.Now().Add(c.owner.writeTimeout)); err != nil {
-		return 0, err
+// writePiece is how much a client must take within the write timeout: a large answer may take longer as a whole.
+const writePiece = 32 << 10
+
+// Write sends p or fails when the client does not take a piece of it in time.
+func (c *conn) Write(p []byte) (n int, err error) {
+	for {
+		piece := p[n:min(n+writePiece, len(p))]
+		if err := c.SetWriteDeadline(time.Now().Add(c.owner.writeTimeout)); err != nil {
+			return n, err
+		}
+		m, err := c.Conn.Write(piece)
+		if n += m; err != nil || n == len(p) {
+			return n, err
+		}
 	}
-	return c.Conn.Write(p)
 }
 
 // Close ends the connection.

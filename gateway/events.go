@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"net"
 	"net/http"
 
 	"github.com/gofiber/fiber/v2"
@@ -69,6 +70,7 @@ func (s *Server) streamEvents(ctx context.Context, c *fiber.Ctx, key run.Key, id
 	c.Set(fiber.HeaderContentType, mimeEventStream)
 	c.Set(fiber.HeaderCacheControl, "no-store, no-transform")
 	c.Set("X-Accel-Buffering", "no") // nginx would hold events back
+	boundSendBuffer(c.Context().Conn())
 	k := callOf(c)
 	k.streaming = true
 	joined = false // the stream leaves from here on
@@ -89,6 +91,20 @@ func (s *Server) streamEvents(ctx context.Context, c *fiber.Ctx, key run.Key, id
 		s.ended(k, st, st.run(w))
 	})
 	return nil
+}
+
+// streamSendBuffer is how many bytes of a stream the kernel may keep for a client that does not read; by itself it would
+// keep megabytes for each.
+const streamSendBuffer = 256 << 10
+
+// boundSendBuffer limits the connection's send buffer, where it has one.
+func boundSendBuffer(nc net.Conn) {
+	if c, ok := nc.(*conn); ok {
+		nc = c.Conn
+	}
+	if tcp, ok := nc.(*net.TCPConn); ok {
+		_ = tcp.SetWriteBuffer(streamSendBuffer) // fails only on a connection that is gone, as the next write will tell
+	}
 }
 
 // ended logs the end of a stream.
