@@ -1,6 +1,7 @@
 package vmmtest
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -62,13 +64,13 @@ func (b Bare) Restore(ctx context.Context, t vmm.Template) (Times, error) {
 	if b.Private {
 		memory += ",readonly=on,rom=off"
 	}
-	// All commands at once: QEMU works through them in order.
-	const load = `{"execute":"qmp_capabilities"}
-{"execute":"migrate-set-capabilities","arguments":{"capabilities":[{"capability":"x-ignore-shared","state":true}]}}
+	// Commands at once, since QEMU works through them in order, but for the last: the clone of a paused machine is paused.
+	const script = `{"execute":"qmp_capabilities"}
+{"execute":"migrate-set-capabilities","arguments":{"capabilities":[{"capability":"x-ignore-shared","state":true},{"capability":"events","state":true}]}}
 {"execute":"migrate-set-parameters","arguments":{"announce-rounds":0}}
 {"execute":"migrate-incoming","arguments":{"uri":"fd:5"}}
 `
-	times, err := b.run(ctx, state, load, []string{"-object", memory, "-option-rom", "linuxboot_dma.bin", "-incoming", "defer"})
+	times, err := b.run(ctx, state, script, []string{"-object", memory, "-option-rom", "linuxboot_dma.bin", "-incoming", "defer"})
 	if err != nil {
 		return times, fmt.Errorf("bare restore: %w", err)
 	}
@@ -143,10 +145,32 @@ func (b Bare) run(ctx context.Context, state *os.File, commands string, extra []
 		case <-ctx.Done():
 		}
 	}()
-	if _, err := io.WriteString(monitor, commands); err != nil {
-		return times, err
+	stop := context.AfterFunc(ctx, func() { _ = monitor.Close() })
+	defer stop()
+	if commands != "" {
+		if err := load(monitor, commands); err != nil {
+			return times, err
+		}
 	}
 	return b.measure(ctx, line, begin)
+}
+
+// load has QEMU load a template and run it.
+func load(monitor net.Conn, commands string) error {
+	if _, err := io.WriteString(monitor, commands); err != nil {
+		return err
+	}
+	lines := bufio.NewScanner(monitor)
+	for lines.Scan() {
+		switch line := lines.Text(); {
+		case strings.Contains(line, `"error"`), strings.Contains(line, `"failed"`):
+			return fmt.Errorf("monitor: %s", line)
+		case strings.Contains(line, `"completed"`):
+			_, err := io.WriteString(monitor, `{"execute":"cont"}`+"\n")
+			return err
+		}
+	}
+	return errors.Join(errors.New("the monitor ended"), lines.Err())
 }
 
 // measure talks to the agent.
