@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -37,14 +38,24 @@ var control = []string{
 
 // TestHostileVMM puts a hostile program in the VMM's place.
 func TestHostileVMM(t *testing.T) {
+	t.Run("without /proc", func(t *testing.T) { beHostile(t, false) })
+	t.Run("with /proc", func(t *testing.T) { beHostile(t, true) })
+}
+
+func beHostile(t *testing.T, proc bool) {
 	program := hostileProgram(t)
 	r := newRig(t)
 	victim, attacker := r.cell(t, 64), r.cell(t, 64)
 	aim := attack(t, r, victim, attacker)
 
-	results := jailed(t, attacker, program, aim)
+	results := jailed(t, attacker, program, aim, proc)
 	if len(results) < 60 {
 		t.Fatalf("only %d attempts", len(results))
+	}
+	allowed := allowed
+	if proc {
+		// Its own, and settings that it may look at.
+		allowed = append(slices.Clone(allowed), "open /proc/self/status", "open /proc/1/environ", "open /proc/sys/kernel/core_pattern")
 	}
 	for _, name := range allowed {
 		if err, ok := results[name]; !ok || err != "" {
@@ -57,7 +68,7 @@ func TestHostileVMM(t *testing.T) {
 			t.Errorf("%s: succeeded", name)
 		}
 	}
-	checkReasons(t, results)
+	checkReasons(t, results, proc)
 	if got := readFile(t, aim.ReadOnly); got != "read-only" {
 		t.Errorf("the read-only file is now %q", got)
 	}
@@ -91,12 +102,12 @@ func TestHostileOutside(t *testing.T) {
 }
 
 // checkReasons holds some failures to the wall that is meant to make them.
-func checkReasons(t *testing.T, results map[string]string) {
-	for name, want := range map[string]string{
+func checkReasons(t *testing.T, results map[string]string, proc bool) {
+	reasons := map[string]string{
 		"read host file": "no such file or directory", "read neighbour": "no such file or directory",
 		"open /etc/shadow": "no such file or directory", "open /dev/kvm": "no such file or directory",
-		"open /dev/mem": "no such file or directory", "open /proc/1/environ": "no such file or directory",
-		"write root": "read-only file system", "write read-only file": "read-only file system",
+		"open /dev/mem": "no such file or directory", "see host process": "no such file or directory",
+		"leave by root link": "no such file or directory", "write root": "read-only file system", "write read-only file": "read-only file system",
 		"signal host process": "no such process", "open host process": "no such process",
 		"connect to host": "network is unreachable", "connect to internet": "network is unreachable",
 		"connect abstract socket": "connection refused",
@@ -107,7 +118,12 @@ func checkReasons(t *testing.T, results map[string]string) {
 		"packet socket": "address family not supported by protocol", "raw socket": "operation not permitted",
 		"become root": "invalid argument", "raise open files": "operation not permitted",
 		"take tap down": "operation not permitted", "bring loopback up": "operation not permitted",
-	} {
+	}
+	if proc {
+		reasons["write core pattern"] = "read-only file system"
+		reasons["escape the OOM killer"] = "read-only file system"
+	}
+	for name, want := range reasons {
 		if got := results[name]; !strings.HasSuffix(got, want) {
 			t.Errorf("%s: %q, not %q", name, got, want)
 		}
@@ -176,12 +192,12 @@ func jsonFile(t *testing.T, v any) *os.File {
 }
 
 // jailed runs the hostile program in a cell and returns what came of its attempts.
-func jailed(t *testing.T, c *Cell, program string, aim target) map[string]string {
+func jailed(t *testing.T, c *Cell, program string, aim target, proc bool) map[string]string {
 	t.Helper()
 	var out buffer
 	p := launchOrFail(t, c, vmm.Command{
 		Args: []string{program}, Files: []*os.File{jsonFile(t, aim)},
-		ReadOnly: []string{aim.ReadOnly}, Writable: []string{aim.Own}, Stderr: &out,
+		ReadOnly: []string{aim.ReadOnly}, Writable: []string{aim.Own}, Proc: proc, Stderr: &out,
 	})
 	waitDone(t, p)
 	if err := p.Err(); err != nil {

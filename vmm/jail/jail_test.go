@@ -288,6 +288,13 @@ func TestDescriptorsOfTheNode(t *testing.T) {
 	defer unix.Close(fd)
 	r := newRig(t)
 	p := launchOrFail(t, r.cell(t, 32), vmm.Command{Args: []string{hostileProgram(t), "sleep"}})
+	// Launch returns when bubblewrap is about to become the program.
+	for deadline := time.Now().Add(10 * time.Second); readLink(t, fmt.Sprintf("/proc/%d/exe", p.Pid())) != hostileProgram(t); {
+		if time.Now().After(deadline) {
+			t.Fatal("the program does not begin")
+		}
+		time.Sleep(time.Millisecond)
+	}
 	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.Pid()))
 	if err != nil {
 		t.Fatal(err)

@@ -18,11 +18,12 @@ import (
 	"github.com/ephemeral-run/ephemeral/vmm"
 )
 
-// Launch starts a program in the cell and returns when all walls stand and the program begins. It sees c.Args[0], the
-// system's shared libraries, c.ReadOnly, c.Writable (existing directories that UID may write to) and c.Devices; its
-// environment is empty but for LANG and TMPDIR, its working directory the first of c.Writable. Of its output, standard
-// output included, the first 64 KiB go to c.Stderr. When ctx ends before Launch returns, the program is killed; afterwards
-// ctx means nothing.
+// Launch starts a program in the cell and returns when all walls stand and the program is about to begin. It sees c.Args[0], the
+// system's shared libraries, c.ReadOnly, c.Writable (existing directories that UID may write to), c.Devices and, if c.Proc
+// says so, a read-only /proc of its own processes. All paths must be reachable for everybody: directories above them need
+// the x bit for others. Its environment is empty but for LANG and TMPDIR, its working directory the first of c.Writable. Of
+// its output, standard output included, the first 64 KiB go to c.Stderr. When ctx ends before Launch returns, the program
+// is killed; afterwards ctx means nothing.
 func (c *Cell) Launch(ctx context.Context, command vmm.Command) (vmm.Process, error) {
 	if err := c.begin(); err != nil {
 		return nil, fmt.Errorf("launch in cell %s: %w", c.id, err)
@@ -127,7 +128,7 @@ func (c *Cell) prepare(command vmm.Command) (_ *launch, err error) {
 		directory = command.Writable[0]
 	}
 	if command.Proc {
-		args = append(args, "--proc", "/proc")
+		args = append(args, "--proc", "/proc", "--remount-ro", "/proc")
 	}
 	args = append(args, "--remount-ro", "/", "--chdir", directory, "--")
 

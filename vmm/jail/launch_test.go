@@ -165,9 +165,11 @@ func checkEmpty(t *testing.T, c *Cell) {
 	if pids, err := c.cgroup.pids(); err != nil || len(pids) != 0 {
 		t.Errorf("processes %v, %v", pids, err)
 	}
+	c.mu.Lock()
 	if len(c.running) != 0 {
 		t.Errorf("%d processes in the books", len(c.running))
 	}
+	c.mu.Unlock()
 	p := launchOrFail(t, c, vmm.Command{Args: []string{"/usr/bin/true"}})
 	waitDone(t, p)
 	if err := p.Err(); err != nil {
@@ -195,7 +197,11 @@ func TestBrokenBubblewrap(t *testing.T) {
 			}
 			r := newRig(t, func(c *Config) { c.Bubblewrap = script })
 			c := r.cell(t, 64)
-			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+			patience := 20 * time.Second
+			if test.want == "deadline" {
+				patience = 200 * time.Millisecond
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
 			p, err := c.Launch(ctx, vmm.Command{Args: []string{"/usr/bin/true"}})
 			if err == nil {

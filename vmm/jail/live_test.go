@@ -20,6 +20,11 @@ import (
 // TestLiveVMM starts QEMU in a jail as a driver does, with its monitor and its tap as inherited descriptors, and reads
 // every property of the jail back from the kernel.
 func TestLiveVMM(t *testing.T) {
+	t.Run("without /proc", func(t *testing.T) { readBack(t, false) })
+	t.Run("with /proc", func(t *testing.T) { readBack(t, true) })
+}
+
+func readBack(t *testing.T, withProc bool) {
 	r := newRig(t)
 	c := r.cell(t, 64)
 	dir := machineDir(t, c)
@@ -43,6 +48,7 @@ func TestLiveVMM(t *testing.T) {
 		Files:    []*os.File{theirs, tap.File},
 		ReadOnly: []string{"/usr/share/qemu", "/usr/share/seabios", given},
 		Writable: []string{dir},
+		Proc:     withProc,
 	})
 	if err := theirs.Close(); err != nil {
 		t.Fatal(err)
@@ -65,7 +71,7 @@ func TestLiveVMM(t *testing.T) {
 	t.Run("namespaces", func(t *testing.T) { checkNamespaces(t, r, proc) })
 	t.Run("cgroup", func(t *testing.T) { checkCgroup(t, r, c, proc) })
 	t.Run("limits", func(t *testing.T) { checkLimits(t, proc) })
-	t.Run("root", func(t *testing.T) { checkRoot(t, proc, dir, given) })
+	t.Run("root", func(t *testing.T) { checkRoot(t, proc, dir, given, withProc) })
 	t.Run("descriptors", func(t *testing.T) { checkDescriptors(t, proc) })
 	t.Run("environment", func(t *testing.T) {
 		want := "LANG=C\x00TMPDIR=" + dir + "\x00PWD=" + dir + "\x00"
@@ -90,6 +96,19 @@ func TestLiveVMM(t *testing.T) {
 	if _, err := os.Stat(proc); !os.IsNotExist(err) {
 		t.Errorf("after Close the process is still there: %v", err)
 	}
+}
+
+// TestConfined reads limits and identity back from the simplest program, where there is no QEMU.
+func TestConfined(t *testing.T) {
+	r := newRig(t)
+	c := r.cell(t, 64)
+	p := launchOrFail(t, c, vmm.Command{Args: []string{hostileProgram(t), "sleep"}})
+	proc := fmt.Sprintf("/proc/%d/", p.Pid())
+	checkStatus(t, proc, c.UID())
+	checkNamespaces(t, r, proc)
+	checkCgroup(t, r, c, proc)
+	checkLimits(t, proc)
+	t.Logf("cgroup %s", r.CgroupVersion())
 }
 
 // connection is a pair of connected sockets.
@@ -264,7 +283,7 @@ func checkLimits(t *testing.T, proc string) {
 }
 
 // checkRoot looks at the mounts, and at the root as the process sees it.
-func checkRoot(t *testing.T, proc, dir, given string) {
+func checkRoot(t *testing.T, proc, dir, given string, withProc bool) {
 	var mounts []string
 	for line := range strings.Lines(readFile(t, proc+"mountinfo")) {
 		fields := strings.Fields(line)
@@ -284,6 +303,11 @@ func checkRoot(t *testing.T, proc, dir, given string) {
 		"/usr/bin/qemu-system-x86_64 ro", "/usr/lib/x86_64-linux-gnu ro", "/usr/lib64 ro", "/usr/share/qemu ro",
 		"/usr/share/seabios ro", dir + " rw", given + " ro",
 	}
+	directories := []string{"dev", "etc", "lib", "lib64", "tmp", "usr"}
+	if withProc {
+		want = append(want, "/proc ro")
+		directories = []string{"dev", "etc", "lib", "lib64", "proc", "tmp", "usr"}
+	}
 	slices.Sort(mounts)
 	slices.Sort(want)
 	if diff := cmp.Diff(want, mounts); diff != "" {
@@ -297,7 +321,7 @@ func checkRoot(t *testing.T, proc, dir, given string) {
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}
-	if diff := cmp.Diff([]string{"dev", "etc", "lib", "lib64", "tmp", "usr"}, names); diff != "" {
+	if diff := cmp.Diff(directories, names); diff != "" {
 		t.Errorf("root directory (-want +got):\n%s", diff)
 	}
 }

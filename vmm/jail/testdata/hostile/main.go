@@ -85,6 +85,16 @@ func attempts(t target) map[string]func() error {
 		"chroot":      func() error { return unix.Chroot(t.Own) },
 		"make device": func() error { return unix.Mknod(t.Own+"/mem", unix.S_IFCHR|0o666, int(unix.Mkdev(1, 1))) },
 
+		"write core pattern":     write("/proc/sys/kernel/core_pattern"),
+		"write host name":        write("/proc/sys/kernel/hostname"),
+		"forward packets":        write("/proc/sys/net/ipv4/ip_forward"),
+		"trigger system request": write("/proc/sysrq-trigger"),
+		"read kernel memory":     read("/proc/kcore"),
+		"escape the OOM killer":  func() error { return os.WriteFile("/proc/self/oom_score_adj", []byte("-1000"), 0) },
+		"see host process":       func() error { _, err := os.Stat("/proc/" + strconv.Itoa(t.Pid)); return err },
+		"leave by root link":     read("/proc/1/root/etc/passwd"),
+		"leave by program link":  write("/proc/self/exe"),
+
 		"signal host process":     func() error { return unix.Kill(t.Pid, 0) },
 		"signal parent":           func() error { return zeroPid(unix.Getppid()) },
 		"trace host process":      func() error { return unix.PtraceAttach(t.Pid) },
