@@ -62,7 +62,15 @@ func run(log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
+	kernel, err := prepare.NewKernel(boot.Interface)
+	if err != nil {
+		return err
+	}
 	way, err := connect(log)
+	if err != nil {
+		return err
+	}
+	accounts, err := lookUp("worker", "root")
 	if err != nil {
 		return err
 	}
@@ -71,8 +79,8 @@ func run(log *slog.Logger) error {
 		return err
 	}
 	agent := server.New(server.Config{
-		Version: version, Runner: runner, System: prepare.Kernel{Interface: boot.Interface}, TempDir: "/tmp",
-		Accounts: account, Dial: way.Dial, PowerOff: boot.PowerOff, Log: log,
+		Version: version, Runner: runner, System: kernel, TempDir: "/tmp",
+		Accounts: accounts, Dial: way.Dial, PowerOff: boot.PowerOff, Log: log,
 	})
 	log.Info("agent ready", "version", version, "transport", way.Name())
 	return agent.Serve(context.Background(), listener)
@@ -95,6 +103,19 @@ func connect(log *slog.Logger) (transport.Transport, error) {
 		return nil, err
 	}
 	return transport.NewSerial(port, log), nil
+}
+
+// lookUp reads users once, before the commands of a run can change the files that say who they are.
+func lookUp(names ...string) (map[string]server.Account, error) {
+	accounts := make(map[string]server.Account)
+	for _, name := range names {
+		a, err := account(name)
+		if err != nil {
+			return nil, err
+		}
+		accounts[name] = a
+	}
+	return accounts, nil
 }
 
 // account looks a user up in the image's files.

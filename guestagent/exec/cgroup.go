@@ -19,7 +19,9 @@ const emptyTimeout = 30 * time.Second
 
 // cgroup is a directory of the version 2 hierarchy.
 type cgroup struct {
-	path string
+	path       string
+	killed     bool // processes in it were
+	generation int  // of the runner, when it was made
 }
 
 // limits are those of one command. Zero means none.
@@ -29,8 +31,8 @@ type limits struct {
 
 // makeCgroup creates the group and sets its limits. Limits of controllers that the parent does not offer are left out:
 // on a machine of ours all are there, on a developer's host they may not be.
-func makeCgroup(path string, l limits) (cgroup, error) {
-	g := cgroup{path}
+func makeCgroup(path string, l limits) (*cgroup, error) {
+	g := &cgroup{path: path}
 	if err := os.Mkdir(path, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
 		return g, fmt.Errorf("create cgroup: %w", err)
 	}
@@ -56,7 +58,7 @@ func makeCgroup(path string, l limits) (cgroup, error) {
 }
 
 // delegate offers the controllers to the group's children, as far as there are any.
-func (g cgroup) delegate() error {
+func (g *cgroup) delegate() error {
 	offered, err := os.ReadFile(filepath.Join(g.path, "cgroup.controllers"))
 	if err != nil {
 		return fmt.Errorf("read controllers: %w", err)
@@ -72,7 +74,7 @@ func (g cgroup) delegate() error {
 	return nil
 }
 
-func (g cgroup) write(file, value string) error {
+func (g *cgroup) write(file, value string) error {
 	f, err := os.OpenFile(filepath.Join(g.path, file), os.O_WRONLY, 0)
 	if err != nil {
 		return err
@@ -82,7 +84,7 @@ func (g cgroup) write(file, value string) error {
 }
 
 // open returns a descriptor to start a process in the group with, CLONE_INTO_CGROUP of clone3(2).
-func (g cgroup) open() (int, error) {
+func (g *cgroup) open() (int, error) {
 	fd, err := unix.Open(g.path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return -1, fmt.Errorf("open cgroup: %w", err)
@@ -91,13 +93,13 @@ func (g cgroup) open() (int, error) {
 }
 
 // populated says whether a process lives in the group or below.
-func (g cgroup) populated() (bool, error) {
+func (g *cgroup) populated() (bool, error) {
 	n, err := g.field("cgroup.events", "populated")
 	return n > 0, err
 }
 
 // field reads one line of a flat keyed file.
-func (g cgroup) field(file, key string) (int64, error) {
+func (g *cgroup) field(file, key string) (int64, error) {
 	data, err := os.ReadFile(filepath.Join(g.path, file))
 	if err != nil {
 		return 0, err
@@ -111,7 +113,7 @@ func (g cgroup) field(file, key string) (int64, error) {
 }
 
 // oomKills counts the processes of the group that the kernel killed for want of memory; 0 without a memory controller.
-func (g cgroup) oomKills() int64 {
+func (g *cgroup) oomKills() int64 {
 	n, err := g.field("memory.events", "oom_kill")
 	if err != nil {
 		return 0
@@ -120,7 +122,8 @@ func (g cgroup) oomKills() int64 {
 }
 
 // kill sends SIGKILL to every process in the group and below, those forked meanwhile included, and does not wait.
-func (g cgroup) kill() error {
+func (g *cgroup) kill() error {
+	g.killed = true
 	if err := g.write("cgroup.kill", "1"); err != nil {
 		return fmt.Errorf("kill cgroup: %w", err)
 	}
@@ -128,7 +131,7 @@ func (g cgroup) kill() error {
 }
 
 // empty kills until no process is left.
-func (g cgroup) empty() error {
+func (g *cgroup) empty() error {
 	pause := 200 * time.Microsecond
 	for end := time.Now().Add(emptyTimeout); ; {
 		alive, err := g.populated()
@@ -148,14 +151,14 @@ func (g cgroup) empty() error {
 
 // remove deletes the empty group with those that the command may have made below. The kernel may hold one busy for a
 // moment after its last process.
-func (g cgroup) remove() error {
+func (g *cgroup) remove() error {
 	entries, err := os.ReadDir(g.path)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("remove cgroup: %w", err)
 	}
 	for _, entry := range entries {
 		if entry.IsDir() {
-			if err := (cgroup{filepath.Join(g.path, entry.Name())}).remove(); err != nil {
+			if err := (&cgroup{path: filepath.Join(g.path, entry.Name())}).remove(); err != nil {
 				return err
 			}
 		}

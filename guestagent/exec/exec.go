@@ -71,12 +71,15 @@ var errKilled = errors.New("killed before its start")
 type Runner struct {
 	config Config
 	reaper *Reaper
-	root   cgroup
+	root   *cgroup
 	next   atomic.Int64
 
 	mu      sync.Mutex
 	running map[*running]struct{}
-	killing int // calls of KillAll at work; nothing starts meanwhile
+	idle    []*cgroup // empty ones, to be used again
+	killing int       // calls of KillAll at work; nothing starts meanwhile
+	// generation changes when all cgroups were killed, those at rest included.
+	generation int
 }
 
 // running is a command that was started. Whoever ends it says why first.
@@ -88,7 +91,7 @@ func (r *running) because(reason string) { r.reason.CompareAndSwap(nil, &reason)
 
 // New makes the cgroup that holds all commands.
 func New(c Config, reaper *Reaper) (*Runner, error) {
-	parent := cgroup{filepath.Dir(c.Cgroup)}
+	parent := &cgroup{path: filepath.Dir(c.Cgroup)}
 	if err := parent.delegate(); err != nil {
 		return nil, fmt.Errorf("prepare cgroup of commands: %w", err)
 	}
@@ -106,6 +109,7 @@ func New(c Config, reaper *Reaper) (*Runner, error) {
 func (r *Runner) KillAll() (int, error) {
 	r.mu.Lock()
 	r.killing++
+	r.generation++
 	count := len(r.running)
 	for c := range r.running {
 		c.because(Killed)
@@ -114,6 +118,7 @@ func (r *Runner) KillAll() (int, error) {
 	defer func() {
 		r.mu.Lock()
 		r.killing--
+		r.generation++
 		r.mu.Unlock()
 	}()
 	r.reaper.Barrier() // a command being started is in its cgroup now, or will see that it was killed
@@ -133,24 +138,65 @@ func (r *Runner) Run(ctx context.Context, spec Spec) (Result, error) {
 	if failed != nil {
 		return *failed, nil
 	}
-	group, err := makeCgroup(filepath.Join(r.root.path, fmt.Sprintf("command-%d", r.next.Add(1))),
-		limits{memory: r.config.MemoryLimit, pids: r.config.PidsLimit})
+	state := r.register()
+	defer r.forget(state)
+	group, err := r.takeGroup()
 	if err != nil {
 		return Result{}, err
 	}
-	result, err := r.runIn(ctx, group, program, spec)
-	return result, errors.Join(err, group.remove())
+	result, err := r.runIn(ctx, group, program, spec, state)
+	return result, errors.Join(err, r.giveGroup(group))
 }
 
-func (r *Runner) runIn(ctx context.Context, group cgroup, program string, spec Spec) (Result, error) {
+// takeGroup returns an empty cgroup, one that was used before if there is: to make and remove one takes milliseconds on
+// an emulated machine.
+func (r *Runner) takeGroup() (*cgroup, error) {
+	r.mu.Lock()
+	generation := r.generation
+	var group *cgroup
+	if last := len(r.idle) - 1; last >= 0 {
+		group, r.idle = r.idle[last], r.idle[:last]
+	}
+	r.mu.Unlock()
+	if group != nil {
+		if group.generation == generation {
+			return group, nil
+		}
+		if err := group.remove(); err != nil {
+			return nil, err
+		}
+	}
+	group, err := makeCgroup(filepath.Join(r.root.path, fmt.Sprintf("command-%d", r.next.Add(1))),
+		limits{memory: r.config.MemoryLimit, pids: r.config.PidsLimit})
+	if err == nil {
+		group.generation = generation
+	}
+	return group, err
+}
+
+// giveGroup keeps a cgroup to be used again, or removes it. One in which processes were killed is not used again: in it
+// the kernel may kill what is started later too, as it compares how often that cgroup and the parent's were killed
+// (cgroup_post_fork in kernel/cgroup/cgroup.c, with CLONE_INTO_CGROUP).
+func (r *Runner) giveGroup(group *cgroup) error {
+	if group.killed {
+		return group.remove()
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.idle = append(r.idle, group)
+	return nil
+}
+
+// Close removes the cgroups. No command may be running.
+func (r *Runner) Close() error { return r.root.remove() }
+
+func (r *Runner) runIn(ctx context.Context, group *cgroup, program string, spec Spec, state *running) (Result, error) {
 	pipes, err := newPipes(&spec)
 	if err != nil {
 		return Result{}, err
 	}
 	defer pipes.close()
-	state := r.register()
-	defer r.forget(state)
-
+	killsBefore := group.oomKills()
 	start := time.Now()
 	pid, exited, err := r.reaper.Start(func() (int, error) {
 		if state.reason.Load() != nil {
@@ -174,7 +220,7 @@ func (r *Runner) runIn(ctx context.Context, group cgroup, program string, spec S
 	err = group.empty()
 	p.finish()
 	result.Stdout, result.Stderr = p.stdout.volume, p.stderr.volume
-	r.explain(&result, status, group, state, p)
+	r.explain(&result, status, group.oomKills()-killsBefore, state, p)
 	return result, err
 }
 
@@ -196,7 +242,7 @@ func (r *Runner) forget(state *running) {
 }
 
 // await waits for the command itself, and kills it with all its descendants at the end of its time or of ctx.
-func (r *Runner) await(ctx context.Context, group cgroup, pid int, exited <-chan syscall.WaitStatus, timeout time.Duration, state *running) syscall.WaitStatus {
+func (r *Runner) await(ctx context.Context, group *cgroup, pid int, exited <-chan syscall.WaitStatus, timeout time.Duration, state *running) syscall.WaitStatus {
 	var expired <-chan time.Time
 	if timeout > 0 {
 		timer := time.NewTimer(timeout)
@@ -217,8 +263,7 @@ func (r *Runner) await(ctx context.Context, group cgroup, pid int, exited <-chan
 	return <-exited
 }
 
-func (r *Runner) explain(result *Result, status syscall.WaitStatus, group cgroup, state *running, p *pumps) {
-	kills := group.oomKills()
+func (r *Runner) explain(result *Result, status syscall.WaitStatus, kills int64, state *running, p *pumps) {
 	if kills > 0 {
 		result.MemoryLimit = r.config.MemoryLimit
 		result.Detail = fmt.Sprintf("out of memory: %d of its processes were killed at the limit of %d bytes", kills, r.config.MemoryLimit)

@@ -60,7 +60,7 @@ func newRunner(t testing.TB) *Runner {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := r.root.remove(); err != nil {
+		if err := r.Close(); err != nil {
 			t.Error(err)
 		}
 		if err := os.Remove(parent); err != nil {

@@ -107,7 +107,7 @@ func variable(env []string, name string) string {
 }
 
 // fork starts the program as the leader of a new session inside the group.
-func fork(group cgroup, program string, child []*os.File, spec *Spec) (int, error) {
+func fork(group *cgroup, program string, child []*os.File, spec *Spec) (int, error) {
 	fd, err := group.open()
 	if err != nil {
 		return 0, err

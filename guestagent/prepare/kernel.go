@@ -16,17 +16,61 @@ import (
 
 // Kernel is the machine.
 type Kernel struct {
-	Interface string // name of the network card
+	card  string
+	names map[string]*os.File
+}
+
+// The files that name a machine. The boot id lies over the kernel's, which all clones of a template share.
+const (
+	hostnameFile  = "/etc/hostname"
+	machineIDFile = "/etc/machine-id"
+	hostsFile     = "/etc/hosts"
+	bootIDFile    = "/run/boot_id"
+	bootIDOfProc  = "/proc/sys/kernel/random/boot_id"
+)
+
+// NewKernel readies the machine, before a template is made of it, so that SetNames has only to write: making a file in
+// the image's layer costs an emulated machine tens of milliseconds. card is the name of the network card.
+func NewKernel(card string) (*Kernel, error) {
+	k := &Kernel{card: card, names: make(map[string]*os.File)}
+	for _, path := range []string{hostnameFile, machineIDFile, hostsFile, bootIDFile} {
+		file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o644)
+		if err != nil {
+			return nil, fmt.Errorf("prepare names: %w", err)
+		}
+		k.names[path] = file
+	}
+	if err := k.write(hostsFile, "127.0.0.1\tlocalhost\n"); err != nil {
+		return nil, err
+	}
+	if err := k.setBootID(); err != nil {
+		return nil, err
+	}
+	if err := unix.Mount(bootIDFile, bootIDOfProc, "", unix.MS_BIND, ""); err != nil {
+		return nil, fmt.Errorf("prepare boot id: %w", err)
+	}
+	return k, nil
+}
+
+func (k *Kernel) write(path, content string) error {
+	file := k.names[path]
+	if err := file.Truncate(0); err != nil {
+		return fmt.Errorf("set names: %w", err)
+	}
+	if _, err := file.WriteAt([]byte(content), 0); err != nil {
+		return fmt.Errorf("set names: %w", err)
+	}
+	return nil
 }
 
 // SetClock sets the wall clock at once, without slewing.
-func (Kernel) SetClock(to time.Time) error {
+func (*Kernel) SetClock(to time.Time) error {
 	ts := unix.NsecToTimespec(to.UnixNano())
 	return unix.ClockSettime(unix.CLOCK_REALTIME, &ts)
 }
 
 // StepClock moves the wall clock.
-func (k Kernel) StepClock(by time.Duration) error {
+func (k *Kernel) StepClock(by time.Duration) error {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_REALTIME, &now); err != nil {
 		return err
@@ -42,7 +86,7 @@ const (
 
 // Reseed mixes the bytes into the kernel's generator and makes it draw a new key from its pool. The bytes alone do not
 // do: the kernel would go on with the key that all clones share until its next reseed, minutes later.
-func (Kernel) Reseed(entropy []byte) error {
+func (*Kernel) Reseed(entropy []byte) error {
 	device, err := os.OpenFile("/dev/urandom", os.O_WRONLY, 0)
 	if err != nil {
 		return err
@@ -63,50 +107,37 @@ func (Kernel) Reseed(entropy []byte) error {
 	return nil
 }
 
-// SetNames sets what tells one machine from another by name, the boot id included, which the kernel would never change.
-func (Kernel) SetNames(hostname, machineID string) error {
+// SetNames sets what tells one machine from another by name.
+func (k *Kernel) SetNames(hostname, machineID string) error {
 	if err := unix.Sethostname([]byte(hostname)); err != nil {
 		return fmt.Errorf("set hostname: %w", err)
 	}
-	for path, content := range map[string]string{
-		"/etc/hostname":   hostname + "\n",
-		"/etc/machine-id": machineID + "\n",
-		"/etc/hosts":      "127.0.0.1\tlocalhost\n127.0.1.1\t" + hostname + "\n",
-	} {
-		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
-			return fmt.Errorf("set names: %w", err)
-		}
-	}
-	return setBootID()
+	return errors.Join(
+		k.write(hostnameFile, hostname+"\n"),
+		k.write(machineIDFile, machineID+"\n"),
+		k.write(hostsFile, "127.0.0.1\tlocalhost\n127.0.1.1\t"+hostname+"\n"),
+		k.setBootID(),
+	)
 }
 
-// setBootID puts a new one over the kernel's, which all clones of a template share.
-func setBootID() error {
+func (k *Kernel) setBootID() error {
 	var id [16]byte
 	if _, err := rand.Read(id[:]); err != nil {
 		return fmt.Errorf("set boot id: %w", err)
 	}
 	id[6], id[8] = id[6]&0x0f|0x40, id[8]&0x3f|0x80 // a version 4 UUID, RFC 9562
-	const source, target = "/run/boot_id", "/proc/sys/kernel/random/boot_id"
-	text := fmt.Sprintf("%x-%x-%x-%x-%x\n", id[:4], id[4:6], id[6:8], id[8:10], id[10:])
-	if err := os.WriteFile(source, []byte(text), 0o444); err != nil {
-		return fmt.Errorf("set boot id: %w", err)
-	}
-	if err := unix.Mount(source, target, "", unix.MS_BIND, ""); err != nil {
-		return fmt.Errorf("set boot id: %w", err)
-	}
-	return nil
+	return k.write(bootIDFile, fmt.Sprintf("%x-%x-%x-%x-%x\n", id[:4], id[4:6], id[6:8], id[8:10], id[10:]))
 }
 
 // SetNetwork gives the card its address and a default route through it. The card does no ARP, so packets to anywhere
 // leave at once, for the host to count and drop.
-func (k Kernel) SetNetwork(mac, address string) error {
+func (k *Kernel) SetNetwork(mac, address string) error {
 	if mac == "" && address == "" {
 		return nil
 	}
-	link, err := netlink.LinkByName(k.Interface)
+	link, err := netlink.LinkByName(k.card)
 	if err != nil {
-		return fmt.Errorf("set up %s: %w", k.Interface, err)
+		return fmt.Errorf("set up %s: %w", k.card, err)
 	}
 	if mac != "" {
 		hw, err := net.ParseMAC(mac)
@@ -114,7 +145,7 @@ func (k Kernel) SetNetwork(mac, address string) error {
 			err = netlink.LinkSetHardwareAddr(link, hw)
 		}
 		if err != nil {
-			return fmt.Errorf("set MAC address of %s: %w", k.Interface, err)
+			return fmt.Errorf("set MAC address of %s: %w", k.card, err)
 		}
 	}
 	if address == "" {
@@ -122,10 +153,10 @@ func (k Kernel) SetNetwork(mac, address string) error {
 	}
 	addr, err := netlink.ParseAddr(address)
 	if err != nil {
-		return fmt.Errorf("set address of %s: %w", k.Interface, err)
+		return fmt.Errorf("set address of %s: %w", k.card, err)
 	}
 	if err := netlink.AddrReplace(link, addr); err != nil {
-		return fmt.Errorf("set address of %s: %w", k.Interface, err)
+		return fmt.Errorf("set address of %s: %w", k.card, err)
 	}
 	all := &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}
 	route := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: all, Scope: netlink.SCOPE_LINK}

@@ -71,16 +71,12 @@ func (s *Server) spec(start *proto.ExecStart) (exec.Spec, error) {
 		scratch = s.TempDir
 	}
 	name := start.User
-	switch name {
-	case "":
+	if name == "" {
 		name = workerName
-	case workerName, rootName:
-	default:
-		return exec.Spec{}, status.Errorf(codes.InvalidArgument, "user %.40q", name)
 	}
-	account, err := s.Accounts(name)
-	if err != nil {
-		return exec.Spec{}, status.Error(codes.Internal, err.Error())
+	account, known := s.Accounts[name]
+	if !known {
+		return exec.Spec{}, status.Errorf(codes.InvalidArgument, "user %.40q", name)
 	}
 	size := 0
 	for _, text := range append(start.Args[:len(start.Args):len(start.Args)], start.Env...) {

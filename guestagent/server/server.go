@@ -33,18 +33,15 @@ type Config struct {
 	Version  string
 	Runner   *exec.Runner
 	System   prepare.System
-	TempDir  string // where the scratch directory is made: /tmp
-	Accounts func(name string) (Account, error)
+	TempDir  string                                                   // where the scratch directory is made: /tmp
+	Accounts map[string]Account                                       // "worker" and "root"
 	Dial     func(ctx context.Context, port uint32) (net.Conn, error) // to the host
 	PowerOff func() error
 	Log      *slog.Logger
 }
 
 // workerName is the user of everything that is not trusted.
-const (
-	workerName = "worker"
-	rootName   = "root"
-)
+const workerName = "worker"
 
 // Server is the agent's service. Its state goes one way: fresh, prepared, and then a worker once.
 type Server struct {
@@ -110,10 +107,7 @@ func (s *Server) Prepare(_ context.Context, r *proto.PrepareRequest) (*proto.Pre
 		return nil, status.Error(codes.FailedPrecondition, "prepared already")
 	}
 	s.preparing = true
-	account, err := s.Accounts(workerName)
-	if err != nil {
-		return nil, status.Error(codes.Internal, err.Error())
-	}
+	account := s.Accounts[workerName]
 	scratch, reseeded, err := prepare.Prepare(s.System, identity, s.TempDir, int(account.UID), int(account.GID))
 	if err != nil && !reseeded {
 		s.Log.Error("not reseeded", "error", err)

@@ -42,10 +42,6 @@ func (s *Server) StartWorker(ctx context.Context, r *proto.StartWorkerRequest, s
 	if err := checkWorker(r); err != nil {
 		return err
 	}
-	account, err := s.Accounts(workerName)
-	if err != nil {
-		return status.Error(codes.Internal, err.Error())
-	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	ended, err := s.claimWorker(cancel)
@@ -63,7 +59,7 @@ func (s *Server) StartWorker(ctx context.Context, r *proto.StartWorkerRequest, s
 		DisableCompression: true,
 	}
 	defer transport.CloseIdleConnections()
-	sh := &shell{server: s, account: account, scratch: scratch, dir: scratch, report: func(e *proto.ShellEvent) error {
+	sh := &shell{server: s, account: s.Accounts[workerName], scratch: scratch, dir: scratch, report: func(e *proto.ShellEvent) error {
 		return stream.Send(&proto.WorkerEvent{Event: &proto.WorkerEvent_Shell{Shell: e}})
 	}}
 	result := worker.Run(ctx, worker.Config{

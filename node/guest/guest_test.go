@@ -106,30 +106,24 @@ func newMachine(t testing.TB) *machine {
 	if err := os.Mkdir(parent, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		var err error
-		for range 100 { // a command whose call has ended may be dying still
-			if err = errors.Join(os.Remove(parent+"/commands"), os.Remove(parent)); err == nil {
-				return
-			}
-			time.Sleep(20 * time.Millisecond)
-		}
-		t.Error(err)
-	})
 	runner, err := exec.New(exec.Config{Cgroup: parent + "/commands"}, testReaper)
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		_, err := runner.KillAll() // a command whose call has ended may be dying still
+		if err := errors.Join(err, runner.Close(), os.Remove(parent)); err != nil {
+			t.Error(err)
+		}
+	})
 	m := &machine{system: &fakeSystem{}, powerOff: make(chan struct{}, 1)}
 	m.host, m.guest = pair(t)
 	agent := server.New(server.Config{
 		Version: "test", Runner: runner, System: m.system, TempDir: "/tmp", Dial: m.guest.Dial, Log: slog.New(slog.DiscardHandler),
 		PowerOff: func() error { m.powerOff <- struct{}{}; return nil },
-		Accounts: func(name string) (server.Account, error) {
-			if name == "root" {
-				return server.Account{Name: name, Home: "/root"}, nil
-			}
-			return server.Account{Name: name, Home: "/tmp", User: exec.User{UID: 65534, GID: 65534, Groups: []uint32{65534}}}, nil
+		Accounts: map[string]server.Account{
+			"root":   {Name: "root", Home: "/root"},
+			"worker": {Name: "worker", Home: "/tmp", User: exec.User{UID: 65534, GID: 65534, Groups: []uint32{65534}}},
 		},
 	})
 	serve(t, m.guest, agent.Serve)
