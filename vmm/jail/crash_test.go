@@ -202,7 +202,7 @@ func TestRemoveStaleKills(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	orphan := exec.Command("sh", "-c", "sleep 1000 & sleep 1000")
+	orphan := exec.Command("sh", "-c", "sleep 1000 & sleep 1000; true")
 	orphan.SysProcAttr = &syscall.SysProcAttr{}
 	if err := r.network.Do(func() error { return g.start(orphan.SysProcAttr, orphan.Start) }); err != nil {
 		t.Fatal(err)

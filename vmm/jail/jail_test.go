@@ -234,7 +234,7 @@ func TestUnifiedHierarchy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command("sh", "-c", "cat /proc/self/cgroup; sleep 1000 & sleep 1000")
+	cmd := exec.Command("sh", "-c", "cat /proc/self/cgroup; sleep 1000 & sleep 1000; true")
 	var out buffer
 	cmd.Stdout = &out
 	cmd.WaitDelay = time.Second
@@ -245,7 +245,7 @@ func TestUnifiedHierarchy(t *testing.T) {
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
 		if pids, err := g.pids(); err != nil || time.Now().After(deadline) {
 			t.Fatalf("processes %v, %v", pids, err)
-		} else if len(pids) == 3 {
+		} else if len(pids) == 3 && out.String() != "" {
 			break
 		}
 	}
