@@ -24,10 +24,15 @@ def stays(address):
     return address.startswith("127.") or address in ("::1", "0.0.0.0", job["address"])
 
 
+def at(address, port):
+    """The socket address, with the zone of a link-local one."""
+    return socket.getaddrinfo(address, port, flags=socket.AI_NUMERICHOST)[0][4]
+
+
 def tcp(family, address, port):
     s = socket.socket(family, socket.SOCK_STREAM)
     s.setblocking(False)
-    code = s.connect_ex((address, port))
+    code = s.connect_ex(at(address, port))
     if code == 0:
         got.append(f"TCP connection to {address} {port}")
     elif code == errno.EINPROGRESS:
@@ -40,15 +45,17 @@ def udp(family, address, port, data):
     s = socket.socket(family, socket.SOCK_DGRAM)
     s.setblocking(False)
     s.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
-    talking.append((s, f"UDP answer from {address} {port}"))
-    s.sendto(data, (address, port))
+    if not stays(address):
+        talking.append((s, f"UDP answer from {address} {port}"))
+    s.sendto(data, at(address, port))
 
 
 def ping(family, protocol, kind, address):
     s = socket.socket(family, socket.SOCK_DGRAM, protocol)
     s.setblocking(False)
-    talking.append((s, f"echo reply from {address}"))
-    s.sendto(struct.pack("!BBHHH", kind, 0, 0, 1, 1) + mark, (address, 0))
+    if not stays(address):  # it does answer itself
+        talking.append((s, f"echo reply from {address}"))
+    s.sendto(struct.pack("!BBHHH", kind, 0, 0, 1, 1) + mark, at(address, 0))
 
 
 def query():
