@@ -1,11 +1,16 @@
 package qemu_test
 
 import (
+	"bytes"
+	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/ephemeral-run/ephemeral/images"
+	"github.com/ephemeral-run/ephemeral/vmm"
 	"github.com/ephemeral-run/ephemeral/vmm/qemu"
 	"github.com/ephemeral-run/ephemeral/vmm/vmmtest"
 )
@@ -49,4 +54,50 @@ func driver(t testing.TB, c qemu.Config) *qemu.Driver {
 
 func TestConformance(t *testing.T) {
 	vmmtest.Run(t, vmmtest.Harness{Driver: driver(t, config()), Image: image(t)})
+}
+
+// TestOptionsOfTemplates makes a template without VM generation ID and with a console, as an operator may choose.
+func TestOptionsOfTemplates(t *testing.T) {
+	c := config()
+	c.VMGenID, c.Console = false, true
+	d := driver(t, c)
+	dir := t.TempDir()
+	h := vmmtest.Harness{Driver: d, Image: image(t)}
+	tpl := h.MakeTemplate(t, dir)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if _, err := h.TimeClone(ctx, t, tpl); err != nil {
+		t.Error(err)
+	}
+	h.Driver = driver(t, config())
+	if _, err := h.TimeClone(ctx, t, tpl); !errors.Is(err, vmm.ErrTemplate) {
+		t.Errorf("a driver with other options: %v", err)
+	}
+}
+
+func TestConsole(t *testing.T) {
+	c := config()
+	c.Console = true
+	dir := t.TempDir()
+	m, err := driver(t, c).Boot(t.Context(), vmm.Spec{
+		ID: "console", Dir: dir, Image: image(t), Shape: vmm.Shape{VCPUs: 1, MemoryMiB: 256}, Launcher: &vmmtest.Launcher{},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = m.Close() }()
+	deadline := time.Now().Add(time.Minute)
+	for {
+		log, err := os.ReadFile(filepath.Join(dir, "console.log"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if bytes.Contains(log, []byte("Linux version")) {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the console says %q", log)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
 }
