@@ -40,16 +40,19 @@ func TestErrorsOfTheStore(t *testing.T) {
 		code   Code
 		status int
 	}{
-		{run.ErrNotFound, CodeNotFound, 404},
 		{run.ErrUnauthenticated, CodeUnauthenticated, 401},
 		{run.ErrIdempotencyConflict, CodeIdempotencyConflict, 422},
 		{run.ErrInsufficientFunds, CodeInsufficientFunds, 402},
 		{run.ErrBudget, CodeBudgetTooSmall, 402},
 		{run.ErrQueueFull, CodeQueueFull, 429},
-		{run.ErrState, CodeConflict, 409},
 		{run.ErrUnavailable, CodeUnavailable, 503},
 		{context.DeadlineExceeded, CodeUnavailable, 503},
 		{errors.New("secret detail"), CodeInternal, 500},
+	}
+	for err, code := range map[error]Code{run.ErrNotFound: CodeNotFound, run.ErrState: CodeConflict, run.ErrExists: CodeConflict, run.ErrRange: CodeInvalidRequest} {
+		if p := toProblem(fmt.Errorf("at 10.0.0.1: %w", err)); p.Code != code || strings.Contains(p.Detail, "10.0.0.1") {
+			t.Errorf("%v: %+v", err, p)
+		}
 	}
 	var fail error
 	store := &fakeStore{admit: func(run.Admission) (run.Run, bool, error) { return run.Run{}, false, fail }}
@@ -289,7 +292,7 @@ func TestHealth(t *testing.T) {
 		if p := a.problem(t); p.Code != CodeNotReady || !strings.Contains(p.Detail, part) || strings.Contains(a.body, "canary") {
 			t.Errorf("%+v", p)
 		}
-		resp, err := s.client.Get(s.adminURL + "/readyz")
+		resp, err := http.Get(s.adminURL + "/readyz")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -304,7 +307,7 @@ func TestMetrics(t *testing.T) {
 	s.do(t, "GET", "/v1/runs/secret-path-canary", "")
 	s.do(t, "BREW", "/method-canary", "")
 	s.do(t, "GET", "/healthz", "")
-	resp, err := s.client.Get(s.adminURL + "/metrics")
+	resp, err := http.Get(s.adminURL + "/metrics")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -321,7 +324,7 @@ func TestMetrics(t *testing.T) {
 	if strings.Contains(a.body, "canary") || strings.Contains(a.body, "BREW") {
 		t.Error("metrics hold what clients chose")
 	}
-	if resp, err := s.client.Get(s.adminURL + "/v1/runs"); err != nil || read(t, resp).problem(t).Code != CodeNotFound {
+	if resp, err := http.Get(s.adminURL + "/v1/runs"); err != nil || read(t, resp).problem(t).Code != CodeNotFound {
 		t.Errorf("the admin listener serves the API: %v", err)
 	}
 }

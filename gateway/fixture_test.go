@@ -75,7 +75,7 @@ func (l *live) as(secret string) *client.Client {
 	l.t.Helper()
 	transport := &http.Transport{MaxIdleConnsPerHost: 64}
 	l.t.Cleanup(transport.CloseIdleConnections)
-	c, err := client.New(l.url, secret, client.WithTransport(transport), client.WithMaxOutage(20*time.Second))
+	c, err := client.New(l.url, secret, client.WithTransport(described{l.t, transport}), client.WithMaxOutage(20*time.Second))
 	if err != nil {
 		l.t.Fatal(err)
 	}

@@ -119,8 +119,10 @@ func serve(t *testing.T, cfg Config, deps Deps) *served {
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &served{
 		Server: New(cfg, deps), addr: ln.Addr().String(), url: "http://" + ln.Addr().String(), adminURL: "http://" + adminLn.Addr().String(),
-		log: logs, client: &http.Client{Transport: &http.Transport{}},
+		log: logs,
 	}
+	transport := &http.Transport{}
+	s.client = &http.Client{Transport: described{t, transport}}
 	var wg sync.WaitGroup
 	for l, serve := range map[net.Listener]func(context.Context, net.Listener) error{ln: s.Serve, adminLn: s.ServeAdmin} {
 		wg.Go(func() {
@@ -132,7 +134,7 @@ func serve(t *testing.T, cfg Config, deps Deps) *served {
 	s.stop = func() {
 		cancel()
 		wg.Wait()
-		s.client.CloseIdleConnections()
+		transport.CloseIdleConnections()
 	}
 	t.Cleanup(s.stop)
 	return s
