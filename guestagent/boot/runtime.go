@@ -46,7 +46,6 @@ func setSysctls() error {
 		"kernel/panic":                       "-1", // a dead kernel ends the machine
 		"fs/protected_hardlinks":             "1",
 		"fs/protected_symlinks":              "1",
-		"vm/overcommit_memory":               "0",
 	} {
 		err := os.WriteFile(filepath.Join("/proc/sys", name), []byte(value), 0)
 		if err != nil && !errors.Is(err, os.ErrNotExist) {

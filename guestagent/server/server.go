@@ -14,6 +14,9 @@ import (
 	"github.com/containerd/ttrpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	pb "google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
 
 	"github.com/ephemeral-run/ephemeral/guestagent/exec"
 	"github.com/ephemeral-run/ephemeral/guestagent/files"
@@ -58,6 +61,24 @@ type Server struct {
 // New makes a server.
 func New(c Config) *Server { return &Server{Config: c} }
 
+// warm makes the protobuf library set up the messages of the contract. It else does so at the first use of each, which
+// would be in every clone again.
+func warm() error {
+	name := proto.File_agent_proto.Package()
+	var err error
+	protoregistry.GlobalTypes.RangeMessages(func(m protoreflect.MessageType) bool {
+		if m.Descriptor().ParentFile().Package() != name {
+			return true
+		}
+		var data []byte
+		if data, err = pb.Marshal(m.New().Interface()); err == nil {
+			err = pb.Unmarshal(data, m.New().Interface())
+		}
+		return err == nil
+	})
+	return err
+}
+
 // Serve answers on the listener until ctx ends or the listener fails, then ends all calls.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	rpc, err := ttrpc.NewServer()
@@ -65,6 +86,9 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 		return fmt.Errorf("make server: %w", err)
 	}
 	proto.RegisterAgentService(rpc, s)
+	if err := warm(); err != nil {
+		return fmt.Errorf("warm messages: %w", err)
+	}
 	stop := context.AfterFunc(ctx, func() { _ = rpc.Close() })
 	defer stop()
 	err = rpc.Serve(ctx, l)

@@ -92,6 +92,13 @@ func ctx(t testing.TB) context.Context {
 	return c
 }
 
+// ctxWith ends after d with a cause.
+func ctxWith(t testing.TB, d time.Duration, cause error) context.Context {
+	c, cancel := context.WithTimeoutCause(context.Background(), d, cause)
+	t.Cleanup(cancel)
+	return c
+}
+
 // machine is a real agent in this process, reached as over a serial line.
 type machine struct {
 	*Client
