@@ -107,7 +107,7 @@ func (p *Provisioner) build(ctx context.Context, dir string, image images.Image,
 	if err := seal(filepath.Join(b.path, ramFile)); err != nil {
 		return m, fmt.Errorf("seal memory: %w", err)
 	}
-	if m, err = describe(b.path, want, time.Now()); err != nil {
+	if m, err = describe(b.path, want, time.Now().UTC().Round(0)); err != nil {
 		return m, err
 	}
 	if err := m.write(b.path); err != nil {

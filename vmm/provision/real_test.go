@@ -1,0 +1,571 @@
+package provision_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ephemeral-run/ephemeral/images"
+	"github.com/ephemeral-run/ephemeral/vmm"
+	"github.com/ephemeral-run/ephemeral/vmm/jail"
+	"github.com/ephemeral-run/ephemeral/vmm/provision"
+	"github.com/ephemeral-run/ephemeral/vmm/qemu"
+	"github.com/ephemeral-run/ephemeral/vmm/vmmtest"
+)
+
+// holdVariable makes this program, started anew by a test, create machines in that data directory and hold them.
+const holdVariable = "EPHEMERAL_TEST_HOLD"
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(holdVariable); dir != "" {
+		if err := hold(dir); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// Machines on the real host: network namespace, jail, QEMU, Debian.
+
+func realConfig(dir string) provision.Config {
+	return provision.Config{
+		DataDir: dir, MemoryMiB: 512, VCPUs: 1, Rest: provision.RestPaused, TemplateTimeout: 3 * time.Minute,
+		Jail: jail.Config{
+			Bubblewrap: "bwrap", RunDir: "/run/ephemeral", Cgroup: "ephemeral-test", FirstUID: 20000, UIDs: 10000,
+			OverheadMiB: 256, Pids: 128, CPUWeight: 50, OpenFiles: 1024, OOMScoreAdj: 500,
+		},
+	}
+}
+
+func realImage() (images.Image, error) {
+	dir := os.Getenv("EPHEMERAL_TEST_IMAGE")
+	if dir == "" {
+		dir = filepath.Join("..", "..", "build", "images", "base")
+	}
+	img, err := images.Open(dir)
+	if err != nil {
+		return img, fmt.Errorf("%w: run make image", err)
+	}
+	return img, nil
+}
+
+func realAgent() provision.Agent {
+	run := func(ctx context.Context, m vmm.Machine, commands ...string) error {
+		for _, c := range commands {
+			if err := vmmtest.NewAgent(m.Dial).Run(ctx, nil, io.Discard, strings.Fields(c)...); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return provision.Agent{
+		Probe: func(ctx context.Context, m vmm.Machine) error { return run(ctx, m, "/bin/true") },
+		Warm: func(ctx context.Context, m vmm.Machine) error {
+			return run(ctx, m, "sh -c true", "python3 -c pass", "curl --version")
+		},
+	}
+}
+
+func realDriver() (*qemu.Driver, error) {
+	path := os.Getenv("EPHEMERAL_QEMU")
+	if path == "" {
+		path = "qemu-system-x86_64"
+	}
+	return qemu.New(qemu.Config{Path: path, Accel: "auto", TBSize: 64, VMGenID: true})
+}
+
+// openReal opens a provisioner in dir, as a node does at its start, and its template.
+func openReal(ctx context.Context, dir string, progress func(string)) (*provision.Provisioner, vmm.Template, provision.Residue, func() error, error) {
+	var none vmm.Template
+	img, err := realImage()
+	if err != nil {
+		return nil, none, provision.Residue{}, nil, err
+	}
+	driver, err := realDriver()
+	if err != nil {
+		return nil, none, provision.Residue{}, nil, err
+	}
+	p, err := provision.New(ctx, realConfig(dir), driver, realAgent())
+	if err != nil {
+		return nil, none, provision.Residue{}, nil, errors.Join(err, driver.Close())
+	}
+	end := func() error { return errors.Join(p.Close(), driver.Close()) }
+	found, err := p.Reconcile(ctx)
+	if err != nil {
+		return nil, none, found, nil, errors.Join(err, end())
+	}
+	t, err := p.Template(ctx, img, realConfig(dir).Shape(), progress)
+	if err != nil {
+		return nil, none, found, nil, errors.Join(err, end())
+	}
+	return p, t, found, end, nil
+}
+
+func TestRealMachines(t *testing.T) {
+	dir := reachable(t)
+	before, files := runtime.NumGoroutine(), descriptors(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
+	defer cancel()
+	p, tmpl, found, end, err := openReal(ctx, dir, func(s string) { t.Log(s) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if found.Total() != 0 {
+		t.Errorf("a fresh data directory had %+v", found)
+	}
+	r := &real{t: t, p: p, template: tmpl, dir: dir}
+	t.Run("template is reused", r.reuse)
+	t.Run("twenty in a row", r.row)
+	t.Run("six at once", r.atOnce)
+	t.Run("rests paused", r.rests)
+	t.Run("sees only its own", r.view)
+	t.Run("counts egress", r.egress)
+	t.Run("creation cut short", r.cut)
+	t.Run("VMM killed", r.killed)
+	if err := end(); err != nil {
+		t.Errorf("close: %v", err)
+	}
+	nothingLeft(t, dir)
+	eventually(t, func() error {
+		if now := runtime.NumGoroutine(); now > before {
+			buf := make([]byte, 1<<16)
+			return fmt.Errorf("%d goroutines where %d were:\n%s", now, before, buf[:runtime.Stack(buf, true)])
+		}
+		if now := descriptors(t); now > files {
+			return fmt.Errorf("%d descriptors where %d were", now, files)
+		}
+		return nil
+	})
+	t.Run("node killed", func(t *testing.T) { nodeKilled(t, dir) })
+}
+
+type real struct {
+	t        *testing.T
+	p        *provision.Provisioner
+	template vmm.Template
+	dir      string
+}
+
+func (r *real) create(t *testing.T) *provision.Machine {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	m, err := r.p.Create(ctx, r.template)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return m
+}
+
+// ask runs a command in a machine, as root.
+func ask(t *testing.T, m *provision.Machine, args ...string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	if err := m.Wake(ctx); err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	if err := vmmtest.NewAgent(m.Dial).Run(ctx, nil, &out, args...); err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(out.String())
+}
+
+func (r *real) clean(t *testing.T) {
+	t.Helper()
+	residue, err := r.p.Residue()
+	if err != nil || residue.Total() != 0 {
+		t.Errorf("left: %+v, %v", residue, err)
+	}
+}
+
+func (r *real) reuse(t *testing.T) {
+	again, err := r.p.Template(t.Context(), r.template.Image, r.template.Shape, func(s string) { t.Errorf("it does not just reuse: %s", s) })
+	if err != nil || again != r.template {
+		t.Errorf("got %+v, %v", again, err)
+	}
+}
+
+func (r *real) row(t *testing.T) {
+	files, goroutines := descriptors(t), runtime.NumGoroutine()
+	var times [][]time.Duration
+	var closing []time.Duration
+	for i := range 20 {
+		m := r.create(t)
+		if i == 0 {
+			if got := ask(t, m, "echo", "here"); got != "here" {
+				t.Errorf("the machine answers %q", got)
+			}
+		}
+		var row []time.Duration
+		for _, s := range m.Steps() {
+			row = append(row, s.Duration)
+		}
+		times = append(times, row)
+		start := time.Now()
+		if err := m.Close(); err != nil {
+			t.Fatal(err)
+		}
+		closing = append(closing, time.Since(start))
+		r.clean(t)
+	}
+	var report []string
+	sum := time.Duration(0)
+	for i, name := range []string{provision.StepLaunch, provision.StepLoad, provision.StepResume, provision.StepProbe, provision.StepRest} {
+		var column []time.Duration
+		for _, row := range times {
+			column = append(column, row[i])
+		}
+		m := median(column)
+		sum += m
+		report = append(report, fmt.Sprintf("%s %.1f", name, m.Seconds()*1000))
+	}
+	t.Logf("medians in ms: %s; sum %.1f; close %.1f", strings.Join(report, ", "), sum.Seconds()*1000, median(closing).Seconds()*1000)
+	eventually(t, func() error {
+		if f, g := descriptors(t), runtime.NumGoroutine(); f > files+2 || g > goroutines { // a sealed copy of the memory may stay
+			return fmt.Errorf("%d descriptors and %d goroutines where %d and %d were", f, g, files, goroutines)
+		}
+		return nil
+	})
+}
+
+func median(d []time.Duration) time.Duration {
+	slices.Sort(d)
+	return d[len(d)/2]
+}
+
+func (r *real) atOnce(t *testing.T) {
+	const n = 6
+	machines := make([]*provision.Machine, n)
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			m, err := r.p.Create(ctx, r.template)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			machines[i] = m
+		})
+	}
+	wg.Wait()
+	for _, m := range machines {
+		if m == nil {
+			continue
+		}
+		if got := ask(t, m, "echo", m.ID()); got != m.ID() {
+			t.Errorf("machine %s answers %q", m.ID(), got)
+		}
+		wg.Go(func() {
+			if err := m.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	r.clean(t)
+}
+
+func (r *real) rests(t *testing.T) {
+	m := r.create(t)
+	first, err := m.Stats()
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(500 * time.Millisecond)
+	second, err := m.Stats()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if used := second.CPU - first.CPU; used > 20*time.Millisecond {
+		t.Errorf("a paused machine used %s of CPU in 500 ms", used)
+	}
+}
+
+// view looks at the host through the eyes of a VMM.
+func (r *real) view(t *testing.T) {
+	m, other := r.create(t), r.create(t)
+	stats, err := m.Stats()
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := fmt.Sprintf("/proc/%d/root", stats.Pid)
+	for dir, want := range map[string][]string{
+		filepath.Join(r.dir, "machines"): {m.ID()},
+		r.dir:                            {"machines"}, // and, with some versions, templates
+	} {
+		entries, err := os.ReadDir(filepath.Join(root, dir))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for _, e := range entries {
+			if e.Name() != "templates" {
+				names = append(names, e.Name())
+			}
+		}
+		if !slices.Equal(names, want) {
+			t.Errorf("in %s a VMM sees %v, want %v", dir, names, want)
+		}
+	}
+	for _, hidden := range []string{filepath.Join(r.dir, "machines", other.ID()), filepath.Join(r.template.Dir, "state"), "/etc/shadow", "/root"} {
+		if _, err := os.Stat(filepath.Join(root, hidden)); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("a VMM sees %s (%v)", hidden, err)
+		}
+	}
+	// Beside the jail: what the files themselves allow its user.
+	info, err := os.Stat(filepath.Join(r.dir, "machines", m.ID()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	uid := info.Sys().(*syscall.Stat_t).Uid
+	for path, want := range map[string]uint32{
+		filepath.Join(r.dir, "machines", m.ID()):     unix.R_OK | unix.W_OK | unix.X_OK,
+		filepath.Join(r.dir, "machines", other.ID()): 0,
+		filepath.Join(r.dir, "machines"):             unix.X_OK,
+		filepath.Join(r.dir, "templates"):            unix.X_OK,
+		r.template.Dir:                               unix.X_OK,
+		r.template.RAM:                               unix.R_OK,
+		filepath.Join(r.template.Dir, "state"):       0,
+		r.template.Image.RootFS:                      unix.R_OK,
+	} {
+		if got := access(t, path, uid); got != want {
+			t.Errorf("user %d may %03b of %s (read, write, search), want %03b", uid, got, path, want)
+		}
+	}
+}
+
+// access is what a user, with its own group only, may do to a file.
+func access(t *testing.T, path string, uid uint32) uint32 {
+	t.Helper()
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	st := info.Sys().(*syscall.Stat_t)
+	switch {
+	case st.Uid == uid:
+		return st.Mode >> 6 & 7
+	case st.Gid == uid:
+		return st.Mode >> 3 & 7
+	}
+	return st.Mode & 7
+}
+
+func (r *real) egress(t *testing.T) {
+	m := r.create(t)
+	const send = `import socket
+s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+s.bind(("eth0", 0))
+for _ in range(5): s.send(bytes(range(100)))`
+	ask(t, m, "python3", "-c", send)
+	for _, when := range []string{"before", "after"} {
+		packets, octets, err := m.Egress()
+		if err != nil || packets < 5 || octets < 500 {
+			t.Errorf("%s close: %d packets, %d bytes, %v", when, packets, octets, err)
+		}
+		if err := m.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if packets, _, err := r.create(t).Egress(); err != nil || packets != 0 {
+		t.Errorf("a new machine has sent %d packets, %v", packets, err)
+	}
+}
+
+// cut ends creations at many moments.
+func (r *real) cut(t *testing.T) {
+	for after := time.Duration(0); after < 250*time.Millisecond; after += 15 * time.Millisecond {
+		ctx, cancel := context.WithTimeout(t.Context(), after)
+		m, err := r.p.Create(ctx, r.template)
+		cancel()
+		if err == nil {
+			err = m.Close()
+		} else if errors.Is(err, context.DeadlineExceeded) {
+			err = nil
+		}
+		if err != nil {
+			t.Errorf("cut after %s: %v", after, err)
+		}
+		r.clean(t)
+	}
+}
+
+func (r *real) killed(t *testing.T) {
+	m := r.create(t)
+	stats, err := m.Stats()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(stats.Pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-m.Done():
+	case <-time.After(10 * time.Second):
+		t.Fatal("the machine is not done")
+	}
+	if m.Err() == nil {
+		t.Error("a machine whose VMM was killed gives no reason")
+	}
+	if err := m.Close(); err != nil {
+		t.Error(err)
+	}
+	r.clean(t)
+}
+
+// hold is the life of the process that nodeKilled kills.
+func hold(dir string) (err error) {
+	p, tmpl, _, end, err := openReal(context.Background(), dir, func(s string) { fmt.Fprintln(os.Stderr, s) })
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, end()) }()
+	for i := range 3 {
+		m, err := p.Create(context.Background(), tmpl)
+		if err != nil {
+			return err
+		}
+		if i == 0 { // one works, the others rest
+			if err := m.Wake(context.Background()); err != nil {
+				return err
+			}
+		}
+	}
+	if _, err := os.MkdirTemp(filepath.Join(dir, "templates"), ".build-x-*"); err != nil {
+		return err
+	}
+	fmt.Println("holding")
+	time.Sleep(time.Hour) // to be killed
+	return nil
+}
+
+// nodeKilled kills a process that holds machines and looks whether the next one removes everything.
+func nodeKilled(t *testing.T, dir string) {
+	for range 2 {
+		holder := exec.Command(os.Args[0])
+		holder.Env = append(os.Environ(), holdVariable+"="+dir)
+		holder.Stderr = os.Stderr
+		out, err := holder.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := holder.Start(); err != nil {
+			t.Fatal(err)
+		}
+		watchdog := time.AfterFunc(2*time.Minute, func() { _ = holder.Process.Kill() })
+		line, err := bufio.NewReader(out).ReadString('\n')
+		watchdog.Stop()
+		if err != nil || line != "holding\n" {
+			_ = holder.Process.Kill()
+			t.Fatalf("the holder says %q, %v, %v", line, err, holder.Wait())
+		}
+		alive, err := provision.Survey(realConfig(dir))
+		if err != nil || alive.Processes < 3 || alive.Taps != 3 || alive.Cgroups != 3 || alive.Namespaces != 1 || alive.Dirs != 0 {
+			t.Errorf("while it holds: %+v, %v", alive, err)
+		}
+		if err := holder.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		_ = holder.Wait() // killed, as it says
+
+		driver, err := realDriver()
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := provision.New(t.Context(), realConfig(dir), driver, realAgent())
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		removed, err := p.Reconcile(ctx)
+		t.Logf("removed %+v", removed)
+		if err != nil || removed.Cgroups != 3 || removed.Dirs != 3 || removed.Namespaces != 1 || removed.Templates != 1 {
+			t.Errorf("removed %+v, %v", removed, err)
+		}
+		if again, err := p.Reconcile(ctx); err != nil || again.Total() != 0 {
+			t.Errorf("the second time %+v, %v", again, err)
+		}
+		if left, err := p.Residue(); err != nil || left.Total() != 0 {
+			t.Errorf("left %+v, %v", left, err)
+		}
+		if err := errors.Join(p.Close(), driver.Close()); err != nil {
+			t.Error(err)
+		}
+		nothingLeft(t, dir)
+	}
+}
+
+func nothingLeft(t *testing.T, dir string) {
+	t.Helper()
+	left, err := provision.Survey(realConfig(dir))
+	if err != nil || left.Total() != 0 {
+		t.Errorf("left: %+v, %v", left, err)
+	}
+}
+
+// reachable is a directory that machines' users can pass through.
+func reachable(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "provision-*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := os.Chmod(dir, 0o711); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func descriptors(t *testing.T) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(entries)
+}
+
+func eventually(t *testing.T, check func() error) {
+	t.Helper()
+	var err error
+	for range 200 {
+		if err = check(); err == nil {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Error(err)
+}
