@@ -1,0 +1,138 @@
+package machine
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/ephemeral-run/ephemeral/broker"
+	"github.com/ephemeral-run/ephemeral/node"
+	"github.com/ephemeral-run/ephemeral/run"
+	"github.com/ephemeral-run/ephemeral/run/redisserver"
+	"github.com/ephemeral-run/ephemeral/vmm/provision"
+)
+
+// spoiled is a pool of machines to which something happened before they were claimed.
+type spoiled struct {
+	h        *host
+	how      string // a command of root
+	machine  *provision.Machine
+	settled  atomic.Bool
+	released atomic.Bool
+}
+
+func (p *spoiled) Claim(ctx context.Context) (*provision.Machine, error) {
+	m, err := p.h.clone(ctx)
+	if err != nil {
+		return nil, err
+	}
+	p.machine = m.Machine
+	_, err = m.ask(ctx, warming("root", "sh", "-c", p.how))
+	return m.Machine, err
+}
+
+func (p *spoiled) Settled(*provision.Machine)  { p.settled.Store(true) }
+func (p *spoiled) Released(*provision.Machine) { p.released.Store(true) }
+
+// testStore is a store in a Redis of its own, with an organisation that has money.
+func testStore(t *testing.T) *run.Store {
+	t.Helper()
+	log := slog.New(slog.NewTextHandler(io.Discard, nil))
+	server, err := redisserver.Start(t.Context(), t.TempDir(), redisserver.Options{Log: log})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := server.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	store, err := run.Open(t.Context(), run.Config{
+		RedisURL: server.URL(), Cell: "c0", Lease: 30 * time.Second, Retention: time.Hour, Concurrency: 10, QueueLimit: 10,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := store.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if _, err := store.CreateOrg(t.Context(), run.Org{ID: "o", Name: "o"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := store.Credit(t.Context(), "o", 1_000_000, "deposit"); err != nil {
+		t.Fatal(err)
+	}
+	return store
+}
+
+// TestUnpreparedMachineIsNotUsed: a machine whose agent cannot confirm that it reseeded runs nothing. The run fails and
+// says why, the machine is destroyed, the money is settled.
+func TestUnpreparedMachineIsNotUsed(t *testing.T) {
+	t.Parallel()
+	h, store := commonHost(t), testStore(t)
+	b, err := broker.New(broker.Config{Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	for _, c := range []struct {
+		name, how string
+		state     run.State
+		code      string
+	}{
+		{"as it is", "true", run.Succeeded, ""}, // the control
+		{"device away", "rm /dev/urandom && mkdir /dev/urandom", run.Failed, "prepare_failed"},
+		{"device false", "rm /dev/urandom && touch /dev/urandom", run.Failed, "prepare_failed"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), createLimit)
+			defer cancel()
+			admitted, _, err := store.Admit(ctx, run.Admission{Org: "o", Key: "k", FirstSlice: 200, Spec: run.Spec{
+				Command: "echo used", Shell: true, TimeoutSeconds: 60, MaxCostMicros: 40_000,
+			}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			lease, err := store.Take(ctx, "n")
+			if err != nil || lease == nil {
+				t.Fatalf("take: %v, %v", lease, err)
+			}
+			pool := &spoiled{h: h, how: c.how}
+			runner := &node.Runner{
+				Store: store, Broker: b, Pool: pool, Image: "i", Isolation: string(h.driver.Isolation()), Lease: store.LeaseTime(),
+				Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+			}
+			runner.Execute(ctx, lease)
+			got, err := store.Get(ctx, "o", admitted.ID)
+			if err != nil {
+				t.Fatal(err)
+			}
+			code := ""
+			if got.Error != nil {
+				code = got.Error.Code
+			}
+			if got.State != c.state || code != c.code {
+				t.Errorf("the run is %s, %+v, want %s, %s", got.State, got.Error, c.state, c.code)
+			}
+			if used := got.Result != nil && got.Result.Stdout != nil; used != (c.state == run.Succeeded) || (got.StartedAt != nil) != used {
+				t.Errorf("result %+v, started at %v", got.Result, got.StartedAt)
+			}
+			if !pool.released.Load() || pool.settled.Load() != (c.state == run.Succeeded) {
+				t.Errorf("released %v, settled %v", pool.released.Load(), pool.settled.Load())
+			}
+			select {
+			case <-pool.machine.Done():
+			default:
+				t.Error("the machine lives")
+			}
+			if m := got.Money; m.Charged+m.Released != 40_000 {
+				t.Errorf("money %+v", m)
+			}
+		})
+	}
+}
