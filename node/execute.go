@@ -68,10 +68,11 @@ func (r *Runner) Execute(ctx context.Context, l *run.Lease) {
 	defer end(nil)
 	defer r.track(l.Run, end)()
 
-	led := ledger{r.Store, l}
+	price := r.Broker.Prices().ComputePerSecond
+	led := ledger{r.Store, l, price}
 	x := &execution{
 		Runner: r, lease: l, line: newTimeline(r.Store, l), ledger: led, end: end,
-		meter: &meter{ledger: led, price: r.Broker.Prices().ComputePerSecond},
+		meter: &meter{ledger: led, price: price},
 	}
 	renewing, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var renewal sync.WaitGroup

@@ -18,15 +18,23 @@ const (
 	lead = 400 * time.Millisecond
 	// margin is how long before the first unpaid slice a machine is stopped, so that it is gone when the slice begins.
 	margin = 150 * time.Millisecond
+	// kept is for how long the worst case of other calls leaves compute paid: a model call in flight sets aside far more
+	// than it will cost, and must not end the machine that waits for it.
+	kept = 60 * time.Second
 )
 
 // ledger pays for the calls of one run; see run.Store for the three methods.
 type ledger struct {
 	store *run.Store
 	lease *run.Lease
+	price run.Micros // of one slice of compute
 }
 
+// Authorize leaves the price of kept free, at most half of the hold, unless the call's least needs it.
 func (l ledger) Authorize(ctx context.Context, c run.Call) (run.Micros, error) {
+	if c.Kind != run.KindCompute {
+		c.Leave = min(l.price*run.Micros(kept/slice), l.lease.Reserved/2)
+	}
 	return l.store.Authorize(ctx, l.lease, c)
 }
 

@@ -13,8 +13,8 @@ var callPattern = regexp.MustCompile(`^[!-~]{1,128}$`)
 
 var authorizeScript, captureScript = loadScript("authorize"), loadScript("capture")
 
-// Authorize sets aside what one call may cost at worst: as much as the hold has free, at most c.Max. When that is less
-// than c.Min it refuses with ErrBudget and nothing is set aside. The same call again gets the same grant, as long as it
+// Authorize sets aside what one call may cost at worst: as much as the hold has free beside c.Leave, at most c.Max, at
+// least c.Min. When the hold has less free than c.Min it refuses with ErrBudget and nothing is set aside. The same call again gets the same grant, as long as it
 // is neither captured nor void (ErrState then). ErrLeaseLost: the run is not the caller's. ErrRange: no such kind, bad
 // id or amounts.
 //
@@ -28,11 +28,11 @@ func (s *Store) Authorize(ctx context.Context, l *Lease, c Call) (granted Micros
 		return fail(ErrRange)
 	case !callPattern.MatchString(c.ID):
 		return fail(fmt.Errorf("call id: want 1 to 128 visible ASCII characters: %w", ErrRange))
-	case c.Min < 0 || c.Max < c.Min || c.Max > maxMicros:
-		return fail(fmt.Errorf("between %d and %d micro-dollars: %w", c.Min, c.Max, ErrRange))
+	case c.Min < 0 || c.Max < c.Min || c.Max > maxMicros || c.Leave < 0 || c.Leave > maxMicros:
+		return fail(fmt.Errorf("between %d and %d micro-dollars, leaving %d: %w", c.Min, c.Max, c.Leave, ErrRange))
 	}
 	r, err := s.eval(ctx, authorizeScript, []string{s.keys.run(string(l.Run)), s.keys.calls(string(l.Run))},
-		l.Token, c.ID, string(c.Kind), int64(c.Min), int64(c.Max), maxCalls)
+		l.Token, c.ID, string(c.Kind), int64(c.Min), int64(c.Max), maxCalls, int64(c.Leave))
 	if err == nil {
 		err = refused(r)
 	}

@@ -64,12 +64,13 @@ const (
 	KindCompute Kind = "compute"
 )
 
-// Call is one paid call to authorise: the store grants as much as the hold has free, at most Max, and refuses with
-// ErrBudget when that is less than Min. ID makes repetition harmless.
+// Call is one paid call to authorise: the store grants as much as the hold has free, at most Max and, where Min allows
+// it, with Leave left over; it refuses with ErrBudget when the hold has less free than Min. ID makes repetition harmless.
 type Call struct {
 	ID       string
 	Kind     Kind
 	Min, Max Micros
+	Leave    Micros
 }
 
 // Start is what a node knows once the machine is confirmed.

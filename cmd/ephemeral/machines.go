@@ -52,7 +52,7 @@ func (c *cell) runNode(ctx context.Context, ready *readiness) (err error) {
 		return fmt.Errorf("open the pool: %w", err)
 	}
 	defer func() { err = errors.Join(err, machines.Close()) }()
-	ready.set(nil)
+	ready.set(machines.Ready)
 
 	runner := &node.Runner{
 		Store: c.store, Broker: c.broker, Pool: machines, Image: image.Digest, Isolation: string(driver.Isolation()),

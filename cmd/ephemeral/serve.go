@@ -129,7 +129,7 @@ func (c *cell) serve(ctx context.Context, withGateway, withNode bool) error {
 	var ready readiness
 	registry := prometheus.NewRegistry()
 	if withNode {
-		ready.set(errors.New("no machine is ready yet"))
+		ready.set(func() error { return errors.New("the template of machines is being made") })
 		group.Go(func() error {
 			defer close(nodeDone)
 			return c.runNode(ctx, &ready)
@@ -152,20 +152,24 @@ func (c *cell) serve(ctx context.Context, withGateway, withNode bool) error {
 	return group.Wait()
 }
 
-// readiness is why a process is not ready, nil when it is.
+// readiness asks whoever knows why the process is not ready; nil: it is.
 type readiness struct {
 	mu  sync.Mutex
-	err error
+	ask func() error
 }
 
-func (r *readiness) set(err error) {
+func (r *readiness) set(ask func() error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.err = err
+	r.ask = ask
 }
 
 func (r *readiness) get() error {
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.err
+	ask := r.ask
+	r.mu.Unlock()
+	if ask == nil {
+		return nil
+	}
+	return ask()
 }
