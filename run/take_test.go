@@ -74,6 +74,43 @@ func TestDefaultConcurrencyLimit(t *testing.T) {
 	}
 }
 
+// A node with a lower default keeps to its own, whatever the one before it saw.
+func TestNodesWithDifferentDefaults(t *testing.T) {
+	f := newFixture(t)
+	f.newOrg("o", 0, 1000)
+	for range 3 {
+		f.admit("o", 1)
+	}
+	f.take()
+	other := f.open()
+	other.cfg.Concurrency = 1
+	l, err := other.tryTake(f.ctx, "n2")
+	f.must(err)
+	if l != nil {
+		t.Fatal("second run taken with a default limit of 1")
+	}
+}
+
+// A reaper that looked before the run was taken again does not touch it.
+func TestReapWithAStaleLook(t *testing.T) {
+	f := newFixture(t)
+	f.newOrg("o", 0, 1000)
+	r := f.admit("o", 1)
+	f.must(f.Requeue(f.ctx, f.take()))
+	f.take()
+	f.clock.advance(2 * f.cfg.Lease)
+	code, err := f.reapOne(f.ctx, r.ID, "o", "1", "n1")
+	f.must(err)
+	f.same(code, "SKIP")
+	code, err = f.reapOne(f.ctx, r.ID, "o", "2", "")
+	f.must(err)
+	f.same(code, "REQUEUED")
+	code, err = f.reapOne(f.ctx, r.ID, "o", "2", "")
+	f.must(err)
+	f.same(code, "SKIP")
+	f.balanced()
+}
+
 func TestTakeEndsWithItsContext(t *testing.T) {
 	f := newFixture(t)
 	ctx, cancel := context.WithTimeout(f.ctx, 50*time.Millisecond)
