@@ -336,3 +336,34 @@ func TestDefaults(t *testing.T) {
 		t.Errorf("%+v, %v", c, err)
 	}
 }
+
+func TestBodiesInMemoryAreBounded(t *testing.T) {
+	store := &fakeStore{admit: func(run.Admission) (run.Run, bool, error) {
+		return run.Run{ID: testRun, State: run.Queued}, false, nil
+	}}
+	s := serve(t, Config{BodyMemory: 100, StoreTimeout: 200 * time.Millisecond}, Deps{Store: store})
+	slow, err := net.Dial("tcp", s.addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer slow.Close()
+	head := "POST /v1/runs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + memberSecret + "\r\nContent-Type: application/json\r\nConnection: close\r\n"
+	body := `{"prompt":"` + strings.Repeat("x", 77) + `"}`
+	if _, err := fmt.Fprintf(slow, "%sTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n", head); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the memory taken", func() bool { return !s.bodies.TryAcquire(100) || func() bool { s.bodies.Release(100); return false }() })
+	refused := answers(t, exchange(t, s.addr, fmt.Sprintf("%sContent-Length: %d\r\n\r\n%s", head, len(body), body)))
+	if len(refused) != 1 || refused[0].problem(t).Code != CodeUnavailable {
+		t.Errorf("while the memory is taken: %+v", refused)
+	}
+	if _, err := fmt.Fprintf(slow, "%x\r\n%s\r\n0\r\n\r\n", len(body)-1, body[1:]); err != nil {
+		t.Fatal(err)
+	}
+	if a := answers(t, readAll(slow)); len(a) != 1 || a[0].StatusCode != 202 {
+		t.Errorf("the slow one: %+v", a)
+	}
+	if a := answers(t, exchange(t, s.addr, fmt.Sprintf("%sContent-Length: %d\r\n\r\n%s", head, len(body), body))); len(a) != 1 || a[0].StatusCode != 202 {
+		t.Errorf("afterwards: %+v", a)
+	}
+}
