@@ -111,3 +111,55 @@ func TestPauseGrowsToItsLimit(t *testing.T) {
 		t.Fatalf("longest pause %s", last)
 	}
 }
+
+func TestClosedPoolWaitsForClaimsThatHaveNotTakenTheirMachine(t *testing.T) {
+	now := time.Unix(1000, 0)
+	w := &world{}
+	p := filled(config(), w, 0, now)
+	taking, leaving := p.wait(now), p.wait(now)
+	for range 2 {
+		p.making++
+		p.made(&fakeMachine{w: w, done: make(chan struct{})}, 0, now)
+	}
+	p.shut()
+	if p.over() {
+		t.Fatal("over, with two machines offered")
+	}
+	if s, err := p.take(taking, now); s != nil || !errors.Is(err, ErrClosed) {
+		t.Fatalf("took %+v, %v", s, err)
+	}
+	p.cancel(leaving, now)
+	pl := p.plan(now)
+	if len(pl.destroys) != 2 || pl.makes != 0 || p.over() {
+		t.Fatalf("plan %+v, over %v", pl, p.over())
+	}
+	for _, s := range pl.destroys {
+		p.destroyed(s)
+	}
+	if !p.over() || len(p.slots) != 0 {
+		t.Fatalf("not over: %+v", p)
+	}
+}
+
+func TestAReleasedMachineMakesAdmissionAskedAnew(t *testing.T) {
+	now := time.Unix(1000, 0)
+	w := &world{}
+	p := filled(config(), w, 1, now)
+	s, err := p.claim(now)
+	if s == nil || err != nil {
+		t.Fatalf("claim: %v, %v", s, err)
+	}
+	p.settled(s.m)
+	if pl := p.plan(now); pl.makes != 2 {
+		t.Fatalf("%d makes", pl.makes)
+	}
+	p.makeRefused(0, now, errors.New("no memory"))
+	p.makeRefused(0, now, errors.New("no memory"))
+	if pl := p.plan(now); pl.makes != 0 || !pl.next.Equal(now.Add(refusedPause)) || p.stats(now).Admission != "no memory" {
+		t.Fatalf("after the refusal: %+v", pl)
+	}
+	p.released(s.m)
+	if pl := p.plan(now); pl.makes != 2 || p.stats(now).Admission != "" {
+		t.Fatalf("after the release: %+v", pl)
+	}
+}

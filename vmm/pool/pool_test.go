@@ -3,6 +3,7 @@ package pool
 import (
 	"context"
 	"errors"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -314,6 +315,44 @@ func TestDeadMachineCountsNoMoreWithoutReleased(t *testing.T) {
 		w.fill()
 		if s := p.Stats(); s.Leased != 0 || s.Ready != 2 {
 			t.Fatalf("%+v", s)
+		}
+	})
+}
+
+// undying is a machine whose Done is never closed: watching it must end with its release.
+type undying struct{ *fakeMachine }
+
+func (undying) Done() <-chan struct{} { return nil }
+
+func TestReleasedMachineIsWatchedNoMore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &world{maxMachines: 8, concurrency: 2}
+		cfg := config()
+		cfg.MinReady = 0
+		p, err := New(cfg, func(ctx context.Context) (undying, error) {
+			m, err := w.make(ctx)
+			return undying{m}, err
+		}, quiet)
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		before := runtime.NumGoroutine()
+		go func() {
+			synctest.Wait()
+			w.fill()
+		}()
+		m, err := p.Claim(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.Released(m)
+		synctest.Wait()
+		if now := runtime.NumGoroutine(); now > before {
+			t.Errorf("%d goroutines where %d were", now, before)
+		}
+		if err := errors.Join(m.Close(), p.Close()); err != nil {
+			t.Fatal(err)
 		}
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"sync"
 
@@ -31,6 +32,7 @@ type Provisioner struct {
 	ids     map[string]struct{}   // of every machine that has parts, also half-made ones
 	open    map[*Machine]struct{} // created and not closed
 	suspect map[string]bool       // keys of templates that a driver refused
+	held    map[string]*os.File   // templates in use, by directory, with a shared lock
 	busy    sync.WaitGroup        // creations and template builds under way
 	closed  bool
 }
@@ -77,7 +79,7 @@ func prepare(c Config, driver vmm.Driver, agent Agent) (*Provisioner, error) {
 	}
 	return &Provisioner{
 		config: c, driver: driver, agent: agent, rest: rest,
-		ids: map[string]struct{}{}, open: map[*Machine]struct{}{}, suspect: map[string]bool{},
+		ids: map[string]struct{}{}, open: map[*Machine]struct{}{}, suspect: map[string]bool{}, held: map[string]*os.File{},
 	}, nil
 }
 
@@ -99,13 +101,14 @@ func (p *Provisioner) Close() error {
 		machines = append(machines, m)
 	}
 	p.mu.Unlock()
-	errs := make([]error, len(machines)+1)
+	errs := make([]error, len(machines)+2)
 	var closing sync.WaitGroup
 	for i, m := range machines {
 		closing.Go(func() { errs[i] = m.Close() })
 	}
 	closing.Wait()
 	errs[len(machines)] = p.host.close()
+	errs[len(machines)+1] = p.letGo()
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("close provisioner: %w", err)
 	}

@@ -52,7 +52,7 @@ func (p *Provisioner) template(ctx context.Context, image images.Image, want tra
 		}
 	}
 	dir := filepath.Join(p.config.DataDir, "templates", want.key())
-	if m, err := verify(dir, want); err == nil && !p.distrusted(want.key()) {
+	if m, err := p.find(dir, want); err == nil {
 		return m.template(dir, image), nil
 	}
 	lock := flock.New(dir+".lock", flock.SetPermissions(0o600))
@@ -65,21 +65,32 @@ func (p *Provisioner) template(ctx context.Context, image images.Image, want tra
 		}
 	}
 	defer func() { _ = lock.Unlock() }() // closing the descriptor, which unlocks, does not fail in a way that matters
-	m, err := verify(dir, want)
-	if err == nil && !p.distrusted(want.key()) { // the other process made it
+	m, err := p.find(dir, want)
+	if err == nil { // the other process made it
 		return m.template(dir, image), nil
 	}
-	switch {
-	case err == nil:
-		progress("the driver refused the template: making a new one")
-	case !errors.Is(err, fs.ErrNotExist):
-		progress(fmt.Sprintf("the template is damaged (%v): making a new one", err))
+	if !errors.Is(err, fs.ErrNotExist) {
+		progress(fmt.Sprintf("the template that is there cannot be used (%v): making a new one", err))
 	}
 	if m, err = p.build(ctx, dir, image, want, progress); err != nil {
 		return vmm.Template{}, err
 	}
 	p.trust(want.key())
+	if err := p.prune(); err != nil {
+		return vmm.Template{}, fmt.Errorf("remove old templates: %w", err)
+	}
 	return m.template(dir, image), nil
+}
+
+// find takes the template that is there into use, if it is undamaged. fs.ErrNotExist: there is none.
+func (p *Provisioner) find(dir string, want traits) (manifest, error) {
+	if p.distrusted(want.key()) {
+		return manifest{}, errors.New("the driver refused it")
+	}
+	if err := p.hold(dir); err != nil { // before it is looked at, so that it stays
+		return manifest{}, err
+	}
+	return verify(dir, want)
 }
 
 // build makes a template in a directory of its own and puts it in its place whole.
@@ -130,7 +141,8 @@ func (p *Provisioner) newBuild(key string) (*directory, error) {
 	return d, nil
 }
 
-// replace renames a finished build to dir. What was there is removed; clones of it keep the memory that they mapped.
+// replace renames a finished build to dir and takes it into use. What was there is removed; clones of it keep the memory
+// that they mapped.
 func (p *Provisioner) replace(b *directory, dir, key string) error {
 	old, err := p.newBuild(key)
 	if err != nil {
@@ -144,13 +156,14 @@ func (p *Provisioner) replace(b *directory, dir, key string) error {
 		err = os.Rename(b.path, dir)
 	}
 	if err == nil {
-		err = syncDirectory(filepath.Dir(dir))
+		b.path = dir
+		err = errors.Join(syncDirectory(filepath.Dir(dir)), share(b.lock))
 	}
-	if err != nil {
-		return errors.Join(fmt.Errorf("put template in its place: %w", err), old.remove())
+	if err := errors.Join(err, old.remove()); err != nil {
+		return fmt.Errorf("put template in its place: %w", err)
 	}
-	b.path = dir
-	return errors.Join(b.release(), old.remove())
+	p.keep(dir, b.lock)
+	return nil
 }
 
 // snapshot boots a machine like any other, warms it, and leaves its memory and state in dir. The machine is gone when it

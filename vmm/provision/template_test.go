@@ -318,3 +318,67 @@ func TestImageThatMachinesCannotReadIsRefused(t *testing.T) {
 		t.Fatalf("got %v", err)
 	}
 }
+
+func TestOldTemplatesGoUnlessTheyAreUsed(t *testing.T) {
+	s := newStage()
+	dir := dataDir(t)
+	img := image(t, dir)
+	ram := func(p *Provisioner, version string) string {
+		t.Helper()
+		s.version = version
+		tmpl, err := p.Template(t.Context(), img, p.config.Shape(), nil)
+		must(t, err)
+		time.Sleep(10 * time.Millisecond) // file times go by the kernel's tick
+		return tmpl.RAM
+	}
+	user, maker := open(t, s, config(dir)), open(t, s, config(dir))
+	used := ram(user, "1")
+	var made []string
+	for _, version := range []string{"2", "3", "4", "5"} {
+		maker := open(t, s, config(dir))
+		made = append(made, ram(maker, version))
+		must(t, maker.Close())
+	}
+	made = append(made, ram(maker, "6"))
+	for path, want := range map[string]bool{used: true, made[0]: false, made[1]: false, made[2]: true, made[3]: true, made[4]: true} {
+		if _, err := os.Stat(path); (err == nil) != want {
+			t.Errorf("%s is there: %v, want %v", path, err == nil, want)
+		}
+	}
+	must(t, errors.Join(user.Close(), maker.Close()))
+	ram(open(t, s, config(dir)), "7")
+	if _, err := os.Stat(used); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("one that is used no more stays: %v", err)
+	}
+	s.empty(t, maker)
+}
+
+func TestLookingForUnusedTemplatesDoesNotDisturbThoseWhoUseThem(t *testing.T) {
+	s := newStage()
+	p, tmpl := made(t, s)
+	must(t, p.letGo())
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				if err := p.prune(); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	})
+	for range 200 {
+		if _, err := open(t, s, p.config).Template(t.Context(), tmpl.Image, tmpl.Shape, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	close(stop)
+	wg.Wait()
+	if n := s.count("boot"); n != 0 {
+		t.Errorf("made anew %d times", n)
+	}
+}
