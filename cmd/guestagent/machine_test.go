@@ -15,6 +15,7 @@ import (
 	"github.com/ephemeral-run/ephemeral/images"
 	"github.com/ephemeral-run/ephemeral/node/guest"
 	"github.com/ephemeral-run/ephemeral/vmm"
+	"github.com/ephemeral-run/ephemeral/vmm/network"
 	"github.com/ephemeral-run/ephemeral/vmm/qemu"
 	"github.com/ephemeral-run/ephemeral/vmm/vmmtest"
 )
@@ -28,7 +29,9 @@ const memoryMiB = 256
 type lab struct {
 	driver   *qemu.Driver
 	image    images.Image
+	network  *network.Network
 	template vmm.Template
+	taps     map[string]*network.Tap
 	made     int
 }
 
@@ -52,7 +55,12 @@ func newLab(t *testing.T) *lab {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = driver.Close() })
-	l := &lab{driver: driver, image: image}
+	net, err := network.Open(within(t, time.Minute), fmt.Sprintf("guestagent-test-%d", os.Getpid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = net.Close() })
+	l := &lab{driver: driver, image: image, network: net, taps: make(map[string]*network.Tap)}
 	l.template = l.makeTemplate(t)
 	return l
 }
@@ -60,11 +68,17 @@ func newLab(t *testing.T) *lab {
 func (l *lab) spec(t *testing.T) vmm.Spec {
 	t.Helper()
 	l.made++
-	s := vmm.Spec{
-		ID: fmt.Sprintf("%012x", l.made), Dir: t.TempDir(), Image: l.image,
-		Shape: vmm.Shape{VCPUs: 1, MemoryMiB: memoryMiB}, Launcher: &vmmtest.Launcher{},
+	id := fmt.Sprintf("%012x", l.made)
+	tap, err := l.network.NewTap(id, 65534) // the VMM gets it opened, whoever owns it
+	if err != nil {
+		t.Fatal(err)
 	}
-	return s
+	t.Cleanup(func() { _ = tap.Close() })
+	l.taps[id] = tap
+	return vmm.Spec{
+		ID: id, Dir: t.TempDir(), Image: l.image, Shape: vmm.Shape{VCPUs: 1, MemoryMiB: memoryMiB},
+		Launcher: &vmmtest.Launcher{}, NIC: &vmm.NIC{Tap: tap.Name, MAC: tap.MAC, File: tap.File},
+	}
 }
 
 func (l *lab) makeTemplate(t *testing.T) vmm.Template {
@@ -113,16 +127,17 @@ func (l *lab) clone(t *testing.T) (vmm.Machine, *guest.Client) {
 // prepared is a clone ready for work.
 func (l *lab) prepared(t *testing.T) (*machine, guest.Prepared) {
 	t.Helper()
-	_, client := l.clone(t)
+	m, client := l.clone(t)
 	begin := time.Now()
 	prepared, err := client.Prepare(within(t, time.Minute), guest.Identity{
 		Hostname: fmt.Sprintf("m-%d", l.made), MachineID: fmt.Sprintf("%032x", l.made),
+		MAC: fmt.Sprintf("02:00:00:00:00:%02x", l.made), Address: fmt.Sprintf("10.0.0.%d/24", l.made),
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Logf("prepared in %v, clock off by %v", time.Since(begin), prepared.ClockError)
-	return &machine{t: t, Client: client}, prepared
+	return &machine{t: t, Client: client, tap: l.taps[m.ID()]}, prepared
 }
 
 func within(t *testing.T, d time.Duration) context.Context {
@@ -133,7 +148,8 @@ func within(t *testing.T, d time.Duration) context.Context {
 
 type machine struct {
 	*guest.Client
-	t *testing.T
+	t   *testing.T
+	tap *network.Tap
 }
 
 // run runs a script as the worker.
@@ -220,7 +236,7 @@ func (l *lab) testWorker(t *testing.T) {
 // identity is everything by which one could tell machines apart, or not.
 const identity = `hostname; cat /etc/machine-id /etc/hosts /proc/sys/kernel/random/boot_id /proc/sys/kernel/random/uuid
 head -c 16 /dev/urandom | od -An -tx1; python3 -c 'import random, uuid, os; print(random.random(), uuid.uuid4(), os.urandom(8).hex())'
-openssl rand -hex 8; mktemp -u; pwd`
+openssl rand -hex 8; mktemp -u; pwd; cat /sys/class/net/eth0/address; hostname -I`
 
 func (l *lab) testClonesDiffer(t *testing.T) {
 	seen := map[string]int{}
@@ -269,6 +285,19 @@ func (l *lab) testNoWayOut(t *testing.T) {
 	}
 	if took := time.Since(begin); took > 10*time.Second {
 		t.Errorf("took %v", took)
+	}
+	if got := m.say("cat /sys/class/net/eth0/operstate; ls /proc/net/if_inet6 && cat /proc/net/if_inet6; cat /proc/net/arp | wc -l"); !strings.HasSuffix(got, "1") {
+		t.Errorf("network: %q", got)
+	}
+	begin = time.Now()
+	if _, _, exit := m.run("curl -sS http://93.184.215.14/"); exit.Code != 28 && exit.Code != 7 {
+		t.Errorf("connection: %+v", exit)
+	}
+	if took := time.Since(begin); took > 60*time.Second {
+		t.Errorf("connection to nowhere took %v", took)
+	}
+	if packets, _, err := m.tap.Counters(); err != nil || packets < 2 { // the first try and one more
+		t.Errorf("%d packets arrived on the tap, %v", packets, err)
 	}
 }
 

@@ -16,8 +16,9 @@ import (
 
 // Kernel is the machine.
 type Kernel struct {
-	card  string
 	names map[string]*os.File
+	route *netlink.Handle
+	card  netlink.Link // nil: there is none
 }
 
 // The files that name a machine. The boot id lies over the kernel's, which all clones of a template share.
@@ -32,7 +33,10 @@ const (
 // NewKernel readies the machine, before a template is made of it, so that SetNames has only to write: making a file in
 // the image's layer costs an emulated machine tens of milliseconds. card is the name of the network card.
 func NewKernel(card string) (*Kernel, error) {
-	k := &Kernel{card: card, names: make(map[string]*os.File)}
+	k := &Kernel{names: make(map[string]*os.File)}
+	if err := k.openNetwork(card); err != nil {
+		return nil, err
+	}
 	for _, path := range []string{hostnameFile, machineIDFile, hostsFile, bootIDFile} {
 		file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o644)
 		if err != nil {
@@ -50,6 +54,21 @@ func NewKernel(card string) (*Kernel, error) {
 		return nil, fmt.Errorf("prepare boot id: %w", err)
 	}
 	return k, nil
+}
+
+func (k *Kernel) openNetwork(card string) (err error) {
+	if k.route, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
+		return fmt.Errorf("open network: %w", err)
+	}
+	k.card, err = k.route.LinkByName(card)
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
+		k.card = nil
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("find network card: %w", err)
+	}
+	return nil
 }
 
 func (k *Kernel) write(path, content string) error {
@@ -135,37 +154,32 @@ func (k *Kernel) SetNetwork(mac, address string) error {
 	if mac == "" && address == "" {
 		return nil
 	}
-	link, err := netlink.LinkByName(k.card)
-	if err != nil {
-		return fmt.Errorf("set up %s: %w", k.card, err)
+	if k.card == nil {
+		return errors.New("set up network: the machine has no card")
 	}
 	if mac != "" {
 		hw, err := net.ParseMAC(mac)
 		if err == nil {
-			err = netlink.LinkSetHardwareAddr(link, hw)
+			err = k.route.LinkSetHardwareAddr(k.card, hw)
 		}
 		if err != nil {
-			return fmt.Errorf("set MAC address of %s: %w", k.card, err)
+			return fmt.Errorf("set MAC address: %w", err)
 		}
 	}
 	if address == "" {
 		return nil
 	}
 	addr, err := netlink.ParseAddr(address)
-	if err != nil {
-		return fmt.Errorf("set address of %s: %w", k.card, err)
+	if err == nil {
+		err = k.route.AddrReplace(k.card, addr)
 	}
-	if err := netlink.AddrReplace(link, addr); err != nil {
-		return fmt.Errorf("set address of %s: %w", k.card, err)
+	if err != nil {
+		return fmt.Errorf("set address: %w", err)
 	}
 	all := &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}
-	route := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: all, Scope: netlink.SCOPE_LINK}
-	if err := netlink.RouteReplace(route); err != nil {
+	route := &netlink.Route{LinkIndex: k.card.Attrs().Index, Dst: all, Scope: netlink.SCOPE_LINK}
+	if err := k.route.RouteReplace(route); err != nil {
 		return fmt.Errorf("set default route: %w", err)
-	}
-	// A connection to nowhere ends in seconds rather than minutes, ip-sysctl in the kernel's documentation.
-	if err := os.WriteFile("/proc/sys/net/ipv4/tcp_syn_retries", []byte("1"), 0); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("set SYN retries: %w", err)
 	}
 	return nil
 }
