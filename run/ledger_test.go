@@ -49,6 +49,26 @@ func TestAuthorizeCaptureVoid(t *testing.T) {
 	f.balanced()
 }
 
+func TestAuthorizeLeavesWhatItCan(t *testing.T) {
+	f := newFixture(t)
+	l := f.started(1000)
+	for i, tt := range []struct{ low, high, leave, want Micros }{
+		{1, 5000, 400, 600},  // leaves it
+		{1, 100, 400, 100},   // the most is less
+		{700, 900, 400, 700}, // the least goes first
+		{1, 5000, 5000, 1},   // as little as may be
+		{1000, 1000, 1, 1000},
+	} {
+		id := fmt.Sprint(i)
+		got, err := f.Authorize(f.ctx, l, Call{ID: id, Kind: KindModel, Min: tt.low, Max: tt.high, Leave: tt.leave})
+		f.must(err)
+		f.same(got, tt.want)
+		f.must(f.Void(f.ctx, l, id))
+	}
+	_, err := f.Authorize(f.ctx, l, Call{ID: "x", Kind: KindModel, Min: 1, Max: 1, Leave: -1})
+	f.want(err, ErrRange)
+}
+
 func TestCallsThatCannotBe(t *testing.T) {
 	f := newFixture(t)
 	l := f.started(1000)

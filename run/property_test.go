@@ -249,10 +249,12 @@ func (m *machine) authorize(*rapid.T) {
 	c := Call{ID: rapid.SampledFrom([]string{"c1", "c2", "c3", "c4"}).Draw(m.t, "call"), Kind: rapid.SampledFrom([]Kind{KindModel, KindWeb, KindCompute}).Draw(m.t, "kind"),
 		Min: Micros(rapid.Int64Range(0, 1500).Draw(m.t, "min"))}
 	c.Max = c.Min + Micros(rapid.Int64Range(0, 1500).Draw(m.t, "more"))
+	c.Leave = Micros(rapid.SampledFrom([]int64{0, 0, 300, 5000}).Draw(m.t, "leave"))
 	var granted Micros
 	err := m.twice(func() (err error) { granted, err = m.f.Authorize(m.f.ctx, r.lease, c); return err })
 	charged, pending := r.sums()
-	free := min(r.reserved-charged-pending, c.Max)
+	free := r.reserved - charged - pending
+	free = min(free, c.Max, max(free-c.Leave, c.Min))
 	before, seen := r.calls[c.ID]
 	switch {
 	case seen && before.state == 'p' && before.kind == c.Kind:
