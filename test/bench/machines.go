@@ -68,7 +68,7 @@ func machines(ctx context.Context, o options, data string) (rows []row, err erro
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, net.Close()) }()
-	tap, err := net.NewTap("be0c00000000", 0)
+	tap, err := net.NewTap("be0c00000000", 65534)
 	if err != nil {
 		return nil, err
 	}
