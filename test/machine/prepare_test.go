@@ -51,7 +51,7 @@ func testStore(t *testing.T) *run.Store {
 		}
 	})
 	store, err := run.Open(t.Context(), run.Config{
-		RedisURL: server.URL(), Cell: "c0", Lease: 30 * time.Second, Retention: time.Hour, Concurrency: 10, QueueLimit: 10,
+		RedisURL: server.URL(), Cell: "c0", Lease: 30 * time.Second, Retention: 24 * time.Hour, Concurrency: 10, QueueLimit: 10,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -210,14 +210,16 @@ func TestKeyNeverEnters(t *testing.T) {
 		switch n {
 		case 0:
 			x.outside(t, "first call in flight")
-			return openaitest.Answer{Text: "I repeat: ", Echo: true, Usage: use, ToolCalls: []openaitest.ToolCall{
-				openaitest.Shell("a", "env; cat /proc/[0-9]*/environ; cat /etc/* 2>/dev/null | wc -c; echo "+key)}}
-		case 1:
-			x.outside(t, "second call in flight")
-			x.inside(t)
+			return openaitest.Answer{Usage: use, ToolCalls: []openaitest.ToolCall{
+				openaitest.Shell("a", "env; cat /proc/[0-9]*/environ; cat /etc/* 2>/dev/null | wc -c")}}
+		case 1: // the broker breaks this answer off, and the worker asks again
 			return openaitest.Answer{Text: "All of it: ", Echo: true, Usage: use}
+		case 2:
+			x.outside(t, "third call in flight")
+			x.inside(t)
+			return openaitest.Answer{Text: "That is all.", Usage: use}
 		}
-		return openaitest.Answer{Status: http.StatusBadRequest, ErrorText: "a third call"}
+		return openaitest.Answer{Status: http.StatusBadRequest, ErrorText: "a fourth call"}
 	})
 	prices := filepath.Join(t.TempDir(), "prices.yaml")
 	if err := os.WriteFile(prices, []byte("models: {openai/double: {input: 1000000, output: 2000000, max_output_tokens: 1000}}"), 0o600); err != nil {
@@ -225,7 +227,7 @@ func TestKeyNeverEnters(t *testing.T) {
 	}
 	got := s.work(t, broker.Config{PriceFile: prices, OpenAIBaseURL: double.BaseURL, OpenAIAPIKey: secret.Value(key)},
 		"Do this: "+prompt, "openai/double")
-	if !got.OK || !strings.HasPrefix(got.Output, "All of it: ") || asked != 2 {
+	if !got.OK || got.Output != "That is all." || asked != 3 {
 		t.Errorf("after %d calls: %+v", asked, got)
 	}
 	kept := map[string]string{"answer": got.Output, "events": s.events.String(), "log": s.log.String()}
@@ -236,7 +238,7 @@ func TestKeyNeverEnters(t *testing.T) {
 			}
 		}
 	}
-	if !strings.Contains(kept["events"], secret.Mask) {
-		t.Errorf("the command with the key was not reported, masked: %s", kept["events"])
+	if !strings.Contains(kept["events"], "holds a credential") || !strings.Contains(kept["events"], "HOME=/home/worker") {
+		t.Errorf("neither the repeated key nor the look around were reported: %s", kept["events"])
 	}
 }
