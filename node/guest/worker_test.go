@@ -131,13 +131,16 @@ func TestWorkerEnds(t *testing.T) {
 	t.Run("kill", func(t *testing.T) {
 		m, _ := prepared(t)
 		m.serveBroker(t, &scriptedModel{commands: []string{"sleep 1000"}})
+		killed := make(chan struct{})
 		time.AfterFunc(500*time.Millisecond, func() {
+			defer close(killed)
 			if err := m.Kill(ctx(t)); err != nil {
 				t.Error(err)
 			}
 		})
 		var outcome string
 		finished, err := m.StartWorker(ctx(t), Worker{Prompt: "p", Model: "m", Shell: true}, func(s Shell) error { outcome = s.Exit.Outcome; return nil })
+		<-killed
 		if err != nil || finished.OK || finished.ErrorCode != "worker_error" || outcome != "killed" {
 			t.Errorf("got %+v, %v, command %s", finished, err, outcome)
 		}

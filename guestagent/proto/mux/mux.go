@@ -55,9 +55,10 @@ var (
 
 // Session is one host's stay on the line. It owns the line and closes it when it ends.
 type Session struct {
-	yamux *yamux.Session
-	slots chan struct{} // one token a connection opened by Dial
-	wg    sync.WaitGroup
+	yamux   *yamux.Session
+	slots   chan struct{} // one token a connection opened by Dial
+	opening chan struct{} // one token while a stream is being opened
+	wg      sync.WaitGroup
 
 	mu        sync.Mutex
 	listeners map[uint32]*listener
@@ -81,7 +82,7 @@ func start(line io.ReadWriteCloser, host bool, ports []uint32) (*Session, error)
 	if err != nil {
 		return nil, fmt.Errorf("start session: %w", err)
 	}
-	s := &Session{yamux: inner, slots: make(chan struct{}, maxOutgoing), listeners: make(map[uint32]*listener)}
+	s := &Session{yamux: inner, slots: make(chan struct{}, maxOutgoing), opening: make(chan struct{}, 1), listeners: make(map[uint32]*listener)}
 	for _, port := range ports {
 		s.listeners[port] = s.newListener(port)
 	}
@@ -141,6 +142,14 @@ func (s *Session) Dial(ctx context.Context, port uint32) (net.Conn, error) {
 // open begins a stream. Those that this side has closed count until the peer has closed them too, so with too many of
 // them it waits: the peer would refuse more.
 func (s *Session) open(ctx context.Context) (*yamux.Stream, error) {
+	select { // one at a time, so that the count holds until the stream is among the counted
+	case s.opening <- struct{}{}:
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	case <-s.Done():
+		return nil, ErrClosed
+	}
+	defer func() { <-s.opening }()
 	for s.outgoing() >= maxOutgoing {
 		select {
 		case <-time.After(lingerPoll):

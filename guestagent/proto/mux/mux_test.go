@@ -279,6 +279,39 @@ func TestDialWaitsForAFreeConnection(t *testing.T) {
 	}
 }
 
+func TestManyDialersAreNeverRefused(t *testing.T) {
+	host, guest := sessions(t)
+	l, err := guest.Listen(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { // closes late what the other side has closed
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				_, _ = io.Copy(io.Discard, c)
+				time.Sleep(5 * time.Millisecond)
+				_ = c.Close()
+			}()
+		}
+	}()
+	var wg sync.WaitGroup
+	for range 400 {
+		wg.Go(func() {
+			c, err := host.Dial(timeout(t), 1)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			_ = c.Close()
+		})
+	}
+	wg.Wait()
+}
+
 // raw greets as a host that then says what it likes.
 func raw(t *testing.T) (net.Conn, *Session) {
 	t.Helper()
