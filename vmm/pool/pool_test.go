@@ -338,14 +338,17 @@ func TestReleasedMachineIsWatchedNoMore(t *testing.T) {
 		}
 		synctest.Wait()
 		before := runtime.NumGoroutine()
+		claims := make(chan undying, 1)
 		go func() {
-			synctest.Wait()
-			w.fill()
+			m, err := p.Claim(context.Background())
+			if err != nil {
+				t.Error(err)
+			}
+			claims <- m
 		}()
-		m, err := p.Claim(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		synctest.Wait()
+		w.fill()
+		m := <-claims
 		p.Released(m)
 		synctest.Wait()
 		if now := runtime.NumGoroutine(); now > before {

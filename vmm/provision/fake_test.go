@@ -254,7 +254,7 @@ func dataDir(t testing.TB) string {
 func config(dir string) Config {
 	return Config{
 		DataDir: dir, MemoryMiB: 64, VCPUs: 1, Rest: RestAuto, TemplateTimeout: time.Minute,
-		Jail: jail.Config{Cgroup: "ephemeral-test", FirstUID: 20000, UIDs: 10},
+		Jail: jail.Config{Cgroup: "ephemeral-provision-test", FirstUID: 20000, UIDs: 10},
 	}
 }
 

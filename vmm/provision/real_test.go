@@ -49,7 +49,7 @@ func realConfig(dir string) provision.Config {
 	return provision.Config{
 		DataDir: dir, MemoryMiB: 512, VCPUs: 1, Rest: provision.RestPaused, TemplateTimeout: 3 * time.Minute,
 		Jail: jail.Config{
-			Bubblewrap: "bwrap", RunDir: "/run/ephemeral", Cgroup: "ephemeral-test", FirstUID: 20000, UIDs: 10000,
+			Bubblewrap: "bwrap", RunDir: "/run/ephemeral", Cgroup: "ephemeral-provision-test", FirstUID: 20000, UIDs: 10000,
 			OverheadMiB: 256, Pids: 128, CPUWeight: 50, OpenFiles: 1024, OOMScoreAdj: 500,
 		},
 	}
