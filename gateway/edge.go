@@ -98,7 +98,11 @@ func protect(c *fiber.Ctx) (err error) {
 func (s *Server) refuse(c *fiber.Ctx, err error) error {
 	p := toProblem(err)
 	if p.Status >= http.StatusInternalServerError && p.cause != nil {
-		s.log.Error("request failed", "request_id", requestID(c), "code", p.Code, "error", p.cause)
+		level := slog.LevelError
+		if p.Code == CodeNotReady { // what a probe asks for is no failure
+			level = slog.LevelDebug
+		}
+		s.log.Log(c.UserContext(), level, "request failed", "request_id", requestID(c), "code", p.Code, "error", p.cause)
 	}
 	s.metrics.refused(p.Code)
 	return writeProblem(c, p)

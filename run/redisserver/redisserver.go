@@ -54,11 +54,12 @@ type Server struct {
 	log    *slog.Logger
 	lock   *os.File
 
-	pid    atomic.Int64
-	starts atomic.Int64
-	cancel context.CancelFunc
-	ready  chan error    // the first start's outcome
-	done   chan struct{} // closed when the supervisor has ended
+	pid     atomic.Int64
+	starts  atomic.Int64
+	cancel  context.CancelFunc
+	ready   chan error    // the first start's outcome
+	serving atomic.Bool   // between the first answer and Close
+	done    chan struct{} // closed when the supervisor has ended
 }
 
 // Start makes dir if it is missing, starts a redis-server whose data is in it, and returns when it answers. A server
@@ -110,6 +111,7 @@ func Start(ctx context.Context, dir string, o Options) (*Server, error) {
 	if err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
+	s.serving.Store(true)
 	return s, nil
 }
 
@@ -128,6 +130,7 @@ func (s *Server) Starts() int { return int(s.starts.Load()) }
 // Close ends the server gracefully, so that everything it acknowledged is on the disk, and by force when it does not
 // end in time. It may be called again.
 func (s *Server) Close() error {
+	s.serving.Store(false)
 	s.cancel()
 	<-s.done
 	err := s.lock.Close()
@@ -295,8 +298,8 @@ func (s *Server) relay(r io.Reader) (last string) {
 	for lines.Scan() {
 		last = lines.Text()
 		level := slog.LevelDebug
-		if strings.Contains(last, " # ") { // redis-server's mark of a warning
-			level = slog.LevelInfo
+		if s.serving.Load() && strings.Contains(last, " # ") { // redis-server's mark of a warning, and of how it starts and ends
+			level = slog.LevelWarn
 		}
 		s.log.Log(context.Background(), level, "redis-server", "line", last)
 	}
