@@ -180,9 +180,6 @@ func (m *machine) say(script string, change ...func(*guest.Command)) string {
 func asRoot(c *guest.Command) { c.User = "root" }
 
 func TestMachine(t *testing.T) {
-	if testing.Short() {
-		t.Skip("boots machines")
-	}
 	l := newLab(t)
 	t.Run("first process", l.testFirstProcess)
 	t.Run("worker", l.testWorker)
