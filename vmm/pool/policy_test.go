@@ -67,51 +67,6 @@ func TestOfferedMachineThatDiesIsNotHandedOut(t *testing.T) {
 	}
 }
 
-func TestLateResultsSayNothingAboutTheCircuit(t *testing.T) {
-	now := time.Unix(1000, 0)
-	c := circuit{state: CircuitClosed}
-	bad := errors.New("bad")
-	for i := range threshold {
-		if opened := c.failed(0, now, bad); opened != (i == threshold-1) {
-			t.Fatalf("failure %d opened: %v", i, opened)
-		}
-	}
-	c.made(0) // had started before
-	c.failed(0, now, bad)
-	if !c.blocks(now) || c.level != 1 {
-		t.Fatalf("%+v", c)
-	}
-	now = c.until
-	if c.blocks(now) || c.allowed(now, 5) != 1 || c.allowed(now, 5) != 0 {
-		t.Fatalf("want one trial: %+v", c)
-	}
-	c.untried(c.epoch)
-	if c.allowed(now, 5) != 1 {
-		t.Fatal("a trial that did not start was not repeated")
-	}
-	c.made(c.epoch)
-	if c.state != CircuitClosed || c.reason != nil || c.allowed(now, 5) != 5 {
-		t.Fatalf("%+v", c)
-	}
-}
-
-func TestPauseGrowsToItsLimit(t *testing.T) {
-	now := time.Unix(1000, 0)
-	c := circuit{state: CircuitClosed}
-	var last time.Duration
-	for range 80 {
-		c.open(now)
-		pause := c.until.Sub(now)
-		if pause < last || pause > openMax {
-			t.Fatalf("pause of %s after %s", pause, last)
-		}
-		last = pause
-	}
-	if last != openMax {
-		t.Fatalf("longest pause %s", last)
-	}
-}
-
 func TestClosedPoolWaitsForClaimsThatHaveNotTakenTheirMachine(t *testing.T) {
 	now := time.Unix(1000, 0)
 	w := &world{}
