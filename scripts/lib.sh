@@ -2,10 +2,29 @@
 
 set -euo pipefail
 
+# What is made here is read by machines, which run as other users: whoever calls may have a stricter mask.
+umask 022
+
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 build=$repo/build
+
+# open_to_all tells whether every user can pass through the directory and those above it.
+open_to_all() {
+	local dir=$1
+	while [ "$dir" != / ]; do
+		[[ $(stat -c %A "$dir") == *[xt] ]] || return 1
+		dir=$(dirname "$dir")
+	done
+}
+
+# state is where images, templates and machines live: build/, unless the checkout is in a place that only its owner can
+# enter (a home directory, say).
+state=$build
+if ! open_to_all "$repo"; then
+	state=/var/lib/ephemeral-checkouts/$(printf %s "$repo" | sha256sum | head -c 16)
+fi
 # shellcheck disable=SC2034 # used by the scripts that source this file
-image_dir=${EPHEMERAL_IMAGE_DIR:-$build/images}
+image_dir=${EPHEMERAL_IMAGE_DIR:-$state/images}
 
 say() { printf '==> %s\n' "$*"; }
 
