@@ -2,7 +2,9 @@ package machine
 
 import (
 	"bufio"
+	"bytes"
 	"context"
+	_ "embed"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -18,166 +20,174 @@ import (
 )
 
 // atOnce bounds how many machines a test makes at the same time: an emulated one uses a whole processor.
-const atOnce = 3
+const atOnce = 2
 
-// traitScript tells what must differ between machines: what programs take randomness from, and names and addresses.
-const traitScript = `
-import json, os, random, secrets, subprocess, sys, tempfile, uuid
+//go:embed testdata/observe.py
+var observeScript string
 
-def read(path):
-    with open(path) as f:
-        return f.read().strip()
-
-def output(*args):
-    return subprocess.run(args, check=True, capture_output=True, text=True).stdout.strip()
-
-maps = read("/proc/self/maps").splitlines()
-traits = {
-    "kernel uuid": read("/proc/sys/kernel/random/uuid"),
-    "boot id": read("/proc/sys/kernel/random/boot_id"),
-    "os.urandom": os.urandom(16).hex(),
-    "/dev/urandom": open("/dev/urandom", "rb", 0).read(16).hex(),
-    "/dev/random": open("/dev/random", "rb", 0).read(16).hex(),
-    "random.random": str(random.random()),
-    "random.random of another": output("python3", "-c", "import random; print(random.random())"),
-    "hash of a string": output("python3", "-c", "print(hash('ephemeral'))"),
-    "secrets": secrets.token_hex(),
-    "uuid4": str(uuid.uuid4()),
-    "memory layout": maps[0].split("-")[0] + next(m.split("-")[0] for m in maps if m.endswith("[stack]")),
-    "temporary name": output("mktemp", "-u"),
-    "bash SRANDOM": output("bash", "-c", "echo $SRANDOM $SRANDOM"),
-    "hostname": output("hostname") if os.path.exists("/usr/bin/hostname") else os.uname().nodename,
-    "/etc/hostname": read("/etc/hostname"),
-    "machine id": read("/etc/machine-id"),
-    "MAC address": read("/sys/class/net/eth0/address"),
-    "address": [l for l in read("/proc/net/fib_trie").splitlines() if "-- 10." in l][0].split()[-1],
-    "scratch": os.getcwd(),
-}
-if os.path.exists("/usr/bin/openssl"):
-    traits["openssl"] = output("openssl", "rand", "-hex", "16")
-json.dump(traits, sys.stdout)
-`
-
-// traits are read as the worker, which is who must not be able to tell the future of another.
-func (m *machine) traits(ctx context.Context) (map[string]string, error) {
-	out, err := m.ask(ctx, script("worker", traitScript, nil))
-	if err != nil {
-		return nil, err
-	}
-	got := make(map[string]string)
-	if err := json.Unmarshal([]byte(out), &got); err != nil {
-		return nil, fmt.Errorf("traits: %w: %.200s", err, out)
-	}
-	for name, want := range map[string]string{
-		"hostname": m.identity.Hostname, "/etc/hostname": m.identity.Hostname, "machine id": m.identity.MachineID,
-		"MAC address": m.identity.MAC, "address": strings.TrimSuffix(m.identity.Address, "/32"), "scratch": m.prepared.Scratch,
-	} {
-		if got[name] != want {
-			return nil, fmt.Errorf("%s is %q, want %q", name, got[name], want)
-		}
-	}
-	return got, nil
+// observation is what can be told of a machine from inside, as the worker, who must not be able to tell another's future.
+type observation struct {
+	Traits map[string]string `json:"traits"` // what must differ; empty before Prepare
+	Draws  []string          `json:"draws"`  // random values
+	// ahead is how far the clock is ahead of the host's, and roundTrip what it was measured by: half of it is the error
+	// at the most.
+	ahead, roundTrip time.Duration
 }
 
-// drawScript draws 64 times 8 bytes. What clones share may be shifted by a draw more or less, hence so many.
-const drawScript = `import os; print(*(os.urandom(8).hex() for _ in range(64)))`
-
-func (m *machine) draws(ctx context.Context) ([]string, error) {
-	c := script("worker", drawScript, nil)
-	c.Warming, c.Cwd = true, "/"
-	out, err := m.ask(ctx, c)
-	if err != nil {
-		return nil, err
-	}
-	draws := strings.Fields(out)
-	if len(draws) != 64 {
-		return nil, fmt.Errorf("%d draws: %.100s", len(draws), out)
-	}
-	return draws, nil
-}
-
-// clockScript answers each line with the time.
-const clockScript = `
-import sys, time
-for _ in sys.stdin:
-    print(time.time_ns())
-`
-
-// clock is how far the guest's clock is ahead of the host's, as a program in the machine sees it, and the round trip that
-// it was measured by: half of it is the error at the most.
-func (m *machine) clock(ctx context.Context) (ahead, roundTrip time.Duration, err error) {
+// observe runs observe.py, which tells what it sees and then, for each line, the time.
+func (m *machine) observe(ctx context.Context) (o observation, err error) {
 	ctx, cancel := context.WithTimeout(ctx, commandLimit)
 	defer cancel()
 	in, input := io.Pipe()
 	output, out := io.Pipe()
+	var stderr bytes.Buffer
 	ended := make(chan error, 1)
 	go func() {
-		c := script("worker", clockScript, in)
-		c.Warming, c.Cwd = true, "/"
-		_, err := m.guest.Exec(ctx, c, out, nil)
-		_ = out.CloseWithError(errors.Join(err, io.EOF))
+		c := guest.Command{Args: []string{"python3", "-u", "-c", observeScript}, Stdin: in}
+		if m.prepared.Scratch == "" {
+			c.Args, c.Warming, c.Cwd = append(c.Args, "draws"), true, "/"
+		}
+		exit, err := m.guest.Exec(ctx, c, out, &stderr)
+		if err == nil && exit.Code != 0 {
+			err = fmt.Errorf("exit code %d: %s", exit.Code, stderr.String())
+		}
+		_ = out.Close()
 		_ = in.CloseWithError(io.ErrClosedPipe)
 		ended <- err
 	}()
 	lines := bufio.NewReader(output)
-	roundTrip = time.Hour
-	for tries := 0; tries < 200 && (tries < 5 || roundTrip > 15*time.Millisecond); tries++ {
-		sent := time.Now()
-		if _, err = input.Write([]byte("\n")); err != nil {
-			break
-		}
-		var line string
-		if line, err = lines.ReadString('\n'); err != nil {
-			break
-		}
-		took := time.Since(sent)
-		var now int64
-		if now, err = strconv.ParseInt(strings.TrimSpace(line), 10, 64); err != nil {
-			break
-		}
-		if took < roundTrip {
-			ahead, roundTrip = time.Unix(0, now).Sub(sent.Add(took/2)), took
-		}
+	first, err := lines.ReadBytes('\n')
+	if err == nil {
+		err = json.Unmarshal(first, &o)
+	}
+	if err == nil {
+		err = o.measure(input, lines)
 	}
 	_ = input.Close()
-	return ahead, roundTrip, errors.Join(err, <-ended)
+	_ = output.Close()
+	return o, errors.Join(err, <-ended)
 }
 
-// checkClock compares the clocks. On a host so busy that no round trip is short, what the long one cannot tell is allowed.
-func (m *machine) checkClock(ctx context.Context) error {
-	ahead, roundTrip, err := m.clock(ctx)
-	if err != nil {
-		return fmt.Errorf("measure the clock: %w", err)
-	}
-	allowed := guest.MaxClockError
-	if roundTrip > 20*time.Millisecond {
-		allowed += roundTrip / 2
-	}
-	if ahead.Abs() > allowed {
-		return fmt.Errorf("the guest's clock is %v ahead of the host's, measured by a round trip of %v", ahead, roundTrip)
+// measure compares the clocks, until a round trip was short enough to tell.
+func (o *observation) measure(input io.Writer, lines *bufio.Reader) error {
+	o.roundTrip = time.Hour
+	for tries := 0; tries < 200 && (tries < 5 || o.roundTrip > 10*time.Millisecond); tries++ {
+		sent := time.Now()
+		if _, err := input.Write([]byte("\n")); err != nil {
+			return err
+		}
+		line, err := lines.ReadString('\n')
+		if err != nil {
+			return err
+		}
+		took := time.Since(sent)
+		now, err := strconv.ParseInt(strings.TrimSpace(line), 10, 64)
+		if err != nil {
+			return err
+		}
+		if took < o.roundTrip {
+			o.ahead, o.roundTrip = time.Unix(0, now).Sub(sent.Add(took/2)), took
+		}
 	}
 	return nil
 }
 
-// clones makes n machines, a few at a time, and calls do for each.
-func (h *host) clones(t *testing.T, n int, do func(i int, m *machine) error) {
-	t.Helper()
+// check says what is wrong with what was seen of a prepared machine by itself.
+func (o *observation) check(m *machine) error {
+	for name, want := range map[string]string{
+		"hostname": m.identity.Hostname, "/etc/hostname": m.identity.Hostname, "machine id": m.identity.MachineID,
+		"MAC address": m.identity.MAC, "address": strings.TrimSuffix(m.identity.Address, "/32"), "scratch": m.prepared.Scratch,
+	} {
+		if o.Traits[name] != want {
+			return fmt.Errorf("%s is %q, want %q", name, o.Traits[name], want)
+		}
+	}
+	// On a host so busy that no round trip is short, what the long one cannot tell is allowed.
+	allowed := guest.MaxClockError
+	if o.roundTrip > 20*time.Millisecond {
+		allowed += o.roundTrip / 2
+	}
+	if o.ahead.Abs() > allowed {
+		return fmt.Errorf("the guest's clock is %v ahead of the host's, measured by a round trip of %v", o.ahead, o.roundTrip)
+	}
+	return nil
+}
+
+// sibling is one clone, seen before and after it was prepared.
+type sibling struct {
+	before, after observation
+	refused       []error // why others that were made in its place were not used
+}
+
+// siblings makes n clones, a few at a time. Those before Prepare are looked at if first.
+func (h *host) siblings(ctx context.Context, n int, first bool) ([]sibling, error) {
 	var wg sync.WaitGroup
+	all, errs := make([]sibling, n), make([]error, n)
 	slots := make(chan struct{}, atOnce)
 	for i := range n {
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			m, err := h.clone(t.Context())
-			if err == nil {
-				err = errors.Join(do(i, m), m.Close())
+			for range 4 {
+				err := h.sibling(ctx, &all[i], first)
+				if !errors.Is(err, guest.ErrNotPrepared) {
+					errs[i] = err
+					return
+				}
+				all[i].refused = append(all[i].refused, err)
 			}
-			if err != nil {
-				t.Errorf("clone %d: %v", i, err)
-			}
+			errs[i] = errors.Join(all[i].refused...)
 		})
 	}
 	wg.Wait()
+	return all, errors.Join(errs...)
+}
+
+func (h *host) sibling(ctx context.Context, s *sibling, first bool) (err error) {
+	m, err := h.clone(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, m.Close()) }()
+	if first {
+		if s.before, err = m.observe(ctx); err != nil {
+			return fmt.Errorf("before Prepare: %w", err)
+		}
+	}
+	if err := m.prepare(ctx); err != nil {
+		return err
+	}
+	if s.after, err = m.observe(ctx); err != nil {
+		return err
+	}
+	return s.after.check(m)
+}
+
+// demand checks that siblings have nothing in common.
+func demand(t *testing.T, all []sibling) {
+	t.Helper()
+	var traits []map[string]string
+	var before, after [][]string
+	var clocks []string
+	for _, s := range all {
+		traits, after = append(traits, s.after.Traits), append(after, s.after.Draws)
+		before = append(before, s.before.Draws)
+		clocks = append(clocks, fmt.Sprintf("%v±%v", s.after.ahead.Round(time.Microsecond), (s.after.roundTrip/2).Round(time.Microsecond)))
+		if len(s.after.Draws) < 64 || len(s.after.Traits) < 15 {
+			t.Errorf("observed too little: %+v", s.after)
+		}
+		for _, err := range s.refused {
+			t.Logf("ATTENTION: a machine was refused, as it should on a host too busy to compare clocks: %v", err)
+		}
+	}
+	differ(t, traits)
+	if n := shared(after); n != 0 {
+		t.Errorf("%d random values occur in more than one machine", n)
+	}
+	if n := shared(append(before, after...)) - shared(before); n != 0 {
+		t.Errorf("%d random values from before Prepare occur after it", n)
+	}
+	t.Logf("compared %q; clocks ahead by %v", names(traits), clocks)
 }
 
 // differ checks that no two machines have the same value of any trait.
@@ -230,24 +240,11 @@ func TestClonesDiffer(t *testing.T) {
 	h := commonHost(t)
 	for _, n := range []int{2, 20} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
-			traits, draws := make([]map[string]string, n), make([][]string, n)
-			h.clones(t, n, func(i int, m *machine) (err error) {
-				if err = m.prepare(t.Context()); err != nil {
-					return err
-				}
-				if traits[i], err = m.traits(t.Context()); err != nil {
-					return err
-				}
-				if draws[i], err = m.draws(t.Context()); err != nil {
-					return err
-				}
-				return m.checkClock(t.Context())
-			})
-			differ(t, traits)
-			if n := shared(draws); n != 0 {
-				t.Errorf("%d random values occur in more than one machine", n)
+			all, err := h.siblings(t.Context(), n, false)
+			if err != nil {
+				t.Fatal(err)
 			}
-			t.Logf("compared: %q", names(traits))
+			demand(t, all)
 		})
 	}
 }

@@ -2,9 +2,11 @@ package machine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -20,103 +22,88 @@ const (
 	behind = time.Hour
 )
 
+// old is a template of some age, and what became of its clones.
+type old struct {
+	name    string
+	vmgenid bool
+	age     func(context.Context, vmm.Machine) error
+	check   func(t *testing.T, all []sibling)
+
+	all   []sibling
+	delay time.Duration // from the template to the last clone
+	err   error
+}
+
 // TestClonesOfOldTemplates: what holds of clones holds also of those that their kernels do not help: of a template that
 // was up for more than four minutes, with and without the hypervisor's word that they are clones, and of one that was
 // made an hour ago.
 func TestClonesOfOldTemplates(t *testing.T) {
+	cases := []*old{
+		{name: "up for four minutes", vmgenid: true, age: wait, check: func(*testing.T, []sibling) {}},
+		{name: "up for four minutes without vmgenid", vmgenid: false, age: wait, check: alike},
+		{name: "an hour old", vmgenid: true, age: setBack, check: late},
+	}
+	// The waits go on beside each other and beside the other tests.
+	var grown sync.WaitGroup
+	for _, o := range cases {
+		grown.Go(func() { o.err = o.grow(t.Context()) })
+	}
 	t.Parallel()
-	for _, c := range []struct {
-		name    string
-		vmgenid bool
-		age     func(context.Context, vmm.Machine) error
-		check   func(t *testing.T, before [][]string, clocks []time.Duration)
-	}{
-		{"up for four minutes", true, wait, nil},
-		{"up for four minutes without vmgenid", false, wait, alike},
-		{"an hour old", true, setBack, late},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel() // they wait together
-			warm := func(ctx context.Context, m vmm.Machine) error {
-				if err := guest.Warm(ctx, m); err != nil {
-					return err
-				}
-				return c.age(ctx, m)
+	grown.Wait()
+	for _, o := range cases {
+		t.Run(o.name, func(t *testing.T) {
+			if o.err != nil {
+				t.Fatal(o.err)
 			}
-			h, err := openHost(t.Context(), c.vmgenid, warm, templateLimit+up)
-			if err != nil {
-				t.Fatal(err)
+			firsts, before := make(map[string]bool), [][]string{}
+			for _, s := range o.all {
+				firsts[s.before.Draws[0]] = true
+				before = append(before, s.before.Draws)
 			}
-			defer func() {
-				if err := h.close(); err != nil {
-					t.Error(err)
-				}
-			}()
-			checkOld(t, h, c.check)
+			t.Logf("%d clones, the last %v after the template; before Prepare %d of their first draws are distinct and %d values are shared",
+				len(o.all), o.delay.Round(time.Second), len(firsts), shared(before))
+			demand(t, o.all)
+			o.check(t, o.all)
 		})
 	}
 }
 
-// checkOld makes clones of a template at once, looks at them before they are prepared, and demands all of them after.
-func checkOld(t *testing.T, h *host, check func(*testing.T, [][]string, []time.Duration)) {
-	t.Helper()
-	if age := time.Since(h.template.MadeAt); age > 30*time.Second {
-		t.Logf("the template is %v old already", age)
-	}
-	const n = 10
-	before, after := make([][]string, n), make([][]string, n)
-	clocks, traits := make([]time.Duration, n), make([]map[string]string, n)
-	h.clones(t, n, func(i int, m *machine) (err error) {
-		if before[i], err = m.draws(t.Context()); err != nil {
+// grow makes the template, and of it clones at once.
+func (o *old) grow(ctx context.Context) (err error) {
+	h, err := openHost(ctx, o.vmgenid, func(ctx context.Context, m vmm.Machine) error {
+		if err := guest.Warm(ctx, m); err != nil {
 			return err
 		}
-		if clocks[i], _, err = m.clock(t.Context()); err != nil {
-			return err
-		}
-		if err = m.prepare(t.Context()); err != nil {
-			return err
-		}
-		if traits[i], err = m.traits(t.Context()); err != nil {
-			return err
-		}
-		if after[i], err = m.draws(t.Context()); err != nil {
-			return err
-		}
-		return m.checkClock(t.Context())
-	})
-	if t.Failed() {
-		return
+		return o.age(ctx, m)
+	}, templateLimit+up)
+	if err != nil {
+		return err
 	}
-	differ(t, traits)
-	first := make(map[string]bool)
-	for _, draws := range before {
-		first[draws[0]] = true
-	}
-	t.Logf("before Prepare: %d first draws of %d clones are distinct, %d values are shared; clocks ahead by %v",
-		len(first), n, shared(before), clocks)
-	if s := shared(append(before, after...)) - shared(before); s != 0 || shared(after) != 0 {
-		t.Errorf("after Prepare %d random values occur in more than one machine, and %d had occurred before", shared(after), s)
-	}
-	if check != nil {
-		check(t, before, clocks)
-	}
+	defer func() { err = errors.Join(err, h.close()) }()
+	o.all, err = h.siblings(ctx, 10, true)
+	o.delay = time.Since(h.template.MadeAt)
+	return err
 }
 
 // alike is the control: without Prepare these clones are alike, so the test would see it if Prepare did nothing. Should a
 // kernel make them differ by itself, that is no fault, but then nothing is shown.
-func alike(t *testing.T, before [][]string, _ []time.Duration) {
+func alike(t *testing.T, all []sibling) {
 	t.Helper()
+	var before [][]string
+	for _, s := range all {
+		before = append(before, s.before.Draws)
+	}
 	if shared(before) == 0 {
 		t.Log("ATTENTION: clones that nobody has prepared share no randomness on this kernel. The test shows nothing about Prepare.")
 	}
 }
 
 // late is the control of the clock: it was wrong before Prepare.
-func late(t *testing.T, _ [][]string, clocks []time.Duration) {
+func late(t *testing.T, all []sibling) {
 	t.Helper()
-	for i, ahead := range clocks {
-		if ahead > -behind+time.Minute {
-			t.Errorf("the clock of clone %d was %v ahead before Prepare, want an hour behind", i, ahead)
+	for i, s := range all {
+		if s.before.ahead > -behind+time.Minute {
+			t.Errorf("the clock of clone %d was %v ahead before Prepare, want an hour behind", i, s.before.ahead)
 		}
 	}
 }
