@@ -9,32 +9,44 @@ import (
 	"github.com/ephemeral-run/ephemeral/vmm/vmmtest"
 )
 
-// BenchmarkRestore compares the driver with a bare command line, taking turns, so that both see the same host.
+// BenchmarkBoot compares a cold boot by the driver with a bare command line, taking turns, so that both see the same host.
+func BenchmarkBoot(b *testing.B) {
+	c := config()
+	d := driver(b, c)
+	h := vmmtest.Harness{Driver: d, Image: image(b)}
+	shape := vmm.Shape{VCPUs: 1, MemoryMiB: 512}
+	bare := vmmtest.Bare{QEMU: c.Path, KVM: d.Isolation() == vmm.KVM, TBSize: c.TBSize, Image: h.Image, Shape: shape}
+	compare(b, func(ctx context.Context) (vmmtest.Times, error) { return h.TimeBoot(ctx, b) }, bare.ColdBoot)
+}
+
+// BenchmarkRestore compares clones likewise.
 func BenchmarkRestore(b *testing.B) {
 	c := config()
 	d := driver(b, c)
 	h := vmmtest.Harness{Driver: d, Image: image(b)}
 	t := h.MakeTemplate(b, b.TempDir())
 	bare := vmmtest.Bare{QEMU: c.Path, KVM: d.Isolation() == vmm.KVM, TBSize: c.TBSize, Image: t.Image, Shape: t.Shape}
-	var times struct{ ready, exec, bareReady, bareExec []time.Duration }
+	compare(b,
+		func(ctx context.Context) (vmmtest.Times, error) { return h.TimeClone(ctx, b, t) },
+		func(ctx context.Context) (vmmtest.Times, error) { return bare.Restore(ctx, t) })
+}
+
+// compare reports medians in milliseconds.
+func compare(b *testing.B, driver, bare func(context.Context) (vmmtest.Times, error)) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
+	ready, exec := make(map[string][]time.Duration), make(map[string][]time.Duration)
 	for b.Loop() {
-		got, err := h.TimeClone(ctx, b, t)
-		if err != nil {
-			b.Fatal(err)
+		for name, run := range map[string]func(context.Context) (vmmtest.Times, error){"": driver, "bare-": bare} {
+			got, err := run(ctx)
+			if err != nil {
+				b.Fatal(err)
+			}
+			ready[name], exec[name] = append(ready[name], got.Ready), append(exec[name], got.Exec)
 		}
-		times.ready, times.exec = append(times.ready, got.Ready), append(times.exec, got.Exec)
-		if got, err = bare.Restore(ctx, t); err != nil {
-			b.Fatal(err)
-		}
-		times.bareReady, times.bareExec = append(times.bareReady, got.Ready), append(times.bareExec, got.Exec)
 	}
-	report := func(name string, values []time.Duration) {
-		b.ReportMetric(float64(vmmtest.Median(values).Microseconds())/1000, name)
+	for name := range ready {
+		b.ReportMetric(float64(vmmtest.Median(ready[name]).Microseconds())/1000, name+"ready-ms")
+		b.ReportMetric(float64(vmmtest.Median(exec[name]).Microseconds())/1000, name+"exec-ms")
 	}
-	report("ready-ms", times.ready)
-	report("exec-ms", times.exec)
-	report("bare-ready-ms", times.bareReady)
-	report("bare-exec-ms", times.bareExec)
 }
