@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"strconv"
@@ -41,12 +42,15 @@ func listenOnHost(t *testing.T) *ears {
 		e.listen(t, 0)
 	}
 	for _, known := range []int{53, 80, 443} { // where guests would look first, unless the host uses them
-		if l, err := net.Listen("tcp", fmt.Sprintf(":%d", known)); err == nil {
-			_ = l.Close()
-			e.listen(t, known)
-		} else {
-			t.Logf("not listening on port %d: %v", known, err)
+		taken, err := occupy(known)
+		for _, c := range taken {
+			_ = c.Close()
 		}
+		if err != nil {
+			t.Logf("not listening on port %d: %v", known, err)
+			continue
+		}
+		e.listen(t, known)
 	}
 	e.sniff(t)
 	return e
@@ -55,43 +59,75 @@ func listenOnHost(t *testing.T) *ears {
 // listen takes a port, TCP and UDP, of both families; 0: any.
 func (e *ears) listen(t *testing.T, port int) {
 	t.Helper()
-	for _, family := range []string{"4", "6"} {
-		any := map[string]string{"4": "0.0.0.0", "6": "::"}[family]
-		l, err := net.Listen("tcp"+family, net.JoinHostPort(any, strconv.Itoa(port)))
-		if err != nil {
-			t.Fatal(err)
+	var taken []io.Closer
+	var err error
+	for range 10 { // a free port of one kind need not be free of the others
+		if taken, err = occupy(port); err == nil {
+			break
 		}
-		port = l.Addr().(*net.TCPAddr).Port
-		p, err := net.ListenPacket("udp"+family, net.JoinHostPort(any, strconv.Itoa(port)))
-		if err != nil {
-			_ = l.Close()
-			t.Fatal(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range taken {
+		e.ends = append(e.ends, c.Close)
+		switch l := c.(type) {
+		case net.Listener:
+			port = l.Addr().(*net.TCPAddr).Port
+			e.wg.Go(func() { e.accept(l) })
+		case net.PacketConn:
+			e.wg.Go(func() { e.receive(l) })
 		}
-		e.ends = append(e.ends, l.Close, p.Close)
-		e.wg.Go(func() {
-			for {
-				c, err := l.Accept()
-				if err != nil {
-					return
-				}
-				e.hear("TCP connection")
-				_ = c.Close()
-			}
-		})
-		e.wg.Go(func() {
-			b := make([]byte, 2048)
-			for {
-				n, _, err := p.ReadFrom(b)
-				if err != nil {
-					return
-				}
-				if e.marked(b[:n]) {
-					e.hear("UDP datagram")
-				}
-			}
-		})
 	}
 	e.ports = append(e.ports, port)
+}
+
+// occupy listens on a port in all four ways, or in none.
+func occupy(port int) (taken []io.Closer, err error) {
+	defer func() {
+		if err != nil {
+			for _, c := range taken {
+				_ = c.Close()
+			}
+		}
+	}()
+	for family, all := range map[string]string{"4": "0.0.0.0", "6": "::"} {
+		l, err := net.Listen("tcp"+family, net.JoinHostPort(all, strconv.Itoa(port)))
+		if err != nil {
+			return taken, err
+		}
+		taken, port = append(taken, l), l.Addr().(*net.TCPAddr).Port
+		p, err := net.ListenPacket("udp"+family, net.JoinHostPort(all, strconv.Itoa(port)))
+		if err != nil {
+			return taken, err
+		}
+		taken = append(taken, p)
+	}
+	return taken, nil
+}
+
+func (e *ears) accept(l net.Listener) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		e.hear("TCP connection")
+		_ = c.Close()
+	}
+}
+
+func (e *ears) receive(p net.PacketConn) {
+	b := make([]byte, 2048)
+	for {
+		n, _, err := p.ReadFrom(b)
+		if err != nil {
+			return
+		}
+		if e.marked(b[:n]) {
+			e.hear("UDP datagram")
+		}
+	}
 }
 
 func (e *ears) sniff(t *testing.T) {

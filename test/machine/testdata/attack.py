@@ -63,9 +63,9 @@ def query():
     return struct.pack("!HHHHHH", 0x1234, 0x0100, 1, 0, 0, 0) + name + b"\0" + struct.pack("!HH", 1, 1)
 
 
-def sockets(family, addresses, six):
+def sockets(family, addresses, six, note=""):
     for address in addresses:
-        where = "IPv6" if six else "IPv4"
+        where = ("IPv6" if six else "IPv4") + note
         if stays(address):
             where += " own"
         for port in job["ports"]:
@@ -173,7 +173,7 @@ if root:
     raw_ip()
     frames()
     enable_arp()
-    sockets(socket.AF_INET, job["v4"], False)
+    sockets(socket.AF_INET, job["v4"], False, " unresolved")  # what leaves now is the question for the address
 
 poll = select.poll()
 for number in waiting:
