@@ -38,16 +38,15 @@ func (c *cell) runNode(ctx context.Context, ready *readiness) (err error) {
 	if err := c.reconcile(ctx, parts); err != nil {
 		return err
 	}
-	template, err := parts.Template(ctx, image, c.Provision.Shape(), func(line string) { c.log.Info("template", "step", line) })
+	source := parts.Source(image, c.Provision.Shape(), func(line string) { c.log.Info("template", "step", line) })
+	template, err := source.Template(ctx)
 	if err != nil {
 		if ctx.Err() != nil {
 			return nil
 		}
 		return fmt.Errorf("make the template: %w", err)
 	}
-	machines, err := pool.New(c.Pool, func(ctx context.Context) (*provision.Machine, error) {
-		return parts.Create(ctx, template)
-	}, pool.WithLogger(c.log))
+	machines, err := pool.New(c.Pool, source.Create, pool.WithLogger(c.log), pool.WithAdmission(parts.Admit))
 	if err != nil {
 		return fmt.Errorf("open the pool: %w", err)
 	}

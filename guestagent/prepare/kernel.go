@@ -18,7 +18,8 @@ import (
 type Kernel struct {
 	names map[string]*os.File
 	route *netlink.Handle
-	card  netlink.Link // nil: there is none
+	card  netlink.Link  // nil: there is none
+	addr  *netlink.Addr // that SetNetwork gave the card; nil: none
 }
 
 // The files that name a machine. The boot id lies over the kernel's, which all clones of a template share.
@@ -148,7 +149,7 @@ func (k *Kernel) setBootID() error {
 	return k.write(bootIDFile, fmt.Sprintf("%x-%x-%x-%x-%x\n", id[:4], id[4:6], id[6:8], id[8:10], id[10:]))
 }
 
-// SetNetwork gives the card its address and a default route through it. The card does no ARP, so packets to anywhere
+// SetNetwork gives the card its address, in place of an earlier one, and a default route through it. The card does no ARP, so packets to anywhere
 // leave at once, for the host to count and drop.
 func (k *Kernel) SetNetwork(mac, address string) error {
 	if mac == "" && address == "" {
@@ -170,8 +171,11 @@ func (k *Kernel) SetNetwork(mac, address string) error {
 		return nil
 	}
 	addr, err := netlink.ParseAddr(address)
+	if err == nil && k.addr != nil {
+		err = k.route.AddrDel(k.card, k.addr)
+	}
 	if err == nil {
-		err = k.route.AddrReplace(k.card, addr)
+		k.addr, err = addr, k.route.AddrReplace(k.card, addr)
 	}
 	if err != nil {
 		return fmt.Errorf("set address: %w", err)

@@ -121,6 +121,7 @@ type PrepareRequest struct {
 	Mac            string                 `protobuf:"bytes,5,opt,name=mac,proto3" json:"mac,omitempty"`                                                // empty: leave as it is
 	Address        string                 `protobuf:"bytes,6,opt,name=address,proto3" json:"address,omitempty"`                                        // CIDR on eth0 with a default route through it; empty: no address
 	ClockStepNanos int64                  `protobuf:"varint,7,opt,name=clock_step_nanos,json=clockStepNanos,proto3" json:"clock_step_nanos,omitempty"` // how far the guest's clock is behind, measured by Ping: exact however late this arrives
+	Rehearsal      bool                   `protobuf:"varint,8,opt,name=rehearsal,proto3" json:"rehearsal,omitempty"`                                   // do it all, and stay unprepared: the code is then translated when it is done in earnest
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -202,6 +203,13 @@ func (x *PrepareRequest) GetClockStepNanos() int64 {
 		return x.ClockStepNanos
 	}
 	return 0
+}
+
+func (x *PrepareRequest) GetRehearsal() bool {
+	if x != nil {
+		return x.Rehearsal
+	}
+	return false
 }
 
 type PrepareResponse struct {
@@ -1354,7 +1362,7 @@ const file_agent_proto_rawDesc = "" +
 	"\vPingRequest\"R\n" +
 	"\fPingResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12(\n" +
-	"\x10clock_unix_nanos\x18\x02 \x01(\x03R\x0eclockUnixNanos\"\xe5\x01\n" +
+	"\x10clock_unix_nanos\x18\x02 \x01(\x03R\x0eclockUnixNanos\"\x83\x02\n" +
 	"\x0ePrepareRequest\x12(\n" +
 	"\x10clock_unix_nanos\x18\x01 \x01(\x03R\x0eclockUnixNanos\x12\x18\n" +
 	"\aentropy\x18\x02 \x01(\fR\aentropy\x12\x1a\n" +
@@ -1363,7 +1371,8 @@ const file_agent_proto_rawDesc = "" +
 	"machine_id\x18\x04 \x01(\tR\tmachineId\x12\x10\n" +
 	"\x03mac\x18\x05 \x01(\tR\x03mac\x12\x18\n" +
 	"\aaddress\x18\x06 \x01(\tR\aaddress\x12(\n" +
-	"\x10clock_step_nanos\x18\a \x01(\x03R\x0eclockStepNanos\"q\n" +
+	"\x10clock_step_nanos\x18\a \x01(\x03R\x0eclockStepNanos\x12\x1c\n" +
+	"\trehearsal\x18\b \x01(\bR\trehearsal\"q\n" +
 	"\x0fPrepareResponse\x12\x1a\n" +
 	"\breseeded\x18\x01 \x01(\bR\breseeded\x12(\n" +
 	"\x10clock_unix_nanos\x18\x02 \x01(\x03R\x0eclockUnixNanos\x12\x18\n" +

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -116,7 +117,8 @@ func (s *Server) Ping(context.Context, *proto.PingRequest) (*proto.PingResponse,
 	return &proto.PingResponse{Version: s.Version, ClockUnixNanos: time.Now().UnixNano()}, nil
 }
 
-// Prepare makes the machine differ from its siblings, once.
+// Prepare makes the machine differ from its siblings, once. A rehearsal does the same, and does not count: the machine is
+// as unprepared as before.
 func (s *Server) Prepare(_ context.Context, r *proto.PrepareRequest) (*proto.PrepareResponse, error) {
 	identity := prepare.Identity{
 		Clock: time.Unix(0, r.ClockUnixNanos), Step: time.Duration(r.ClockStepNanos), Entropy: r.Entropy,
@@ -130,7 +132,7 @@ func (s *Server) Prepare(_ context.Context, r *proto.PrepareRequest) (*proto.Pre
 	if s.preparing {
 		return nil, status.Error(codes.FailedPrecondition, "prepared already")
 	}
-	s.preparing = true
+	s.preparing = !r.Rehearsal
 	account := s.Accounts[workerName]
 	scratch, reseeded, err := prepare.Prepare(s.System, identity, s.TempDir, int(account.UID), int(account.GID))
 	if err != nil && !reseeded {
@@ -140,10 +142,17 @@ func (s *Server) Prepare(_ context.Context, r *proto.PrepareRequest) (*proto.Pre
 	if err != nil {
 		return nil, status.Error(codes.Internal, err.Error())
 	}
-	if s.dir, err = files.Open(scratch, int(account.UID), int(account.GID)); err != nil {
+	dir, err := files.Open(scratch, int(account.UID), int(account.GID))
+	if err == nil && r.Rehearsal {
+		err = errors.Join(dir.Close(), os.RemoveAll(filepath.Dir(scratch)))
+	}
+	if err != nil {
 		return nil, status.Error(codes.Internal, err.Error())
 	}
-	s.scratch = scratch
+	if r.Rehearsal {
+		return &proto.PrepareResponse{Reseeded: true, ClockUnixNanos: time.Now().UnixNano()}, nil
+	}
+	s.dir, s.scratch = dir, scratch
 	return &proto.PrepareResponse{Reseeded: true, Scratch: scratch, ClockUnixNanos: time.Now().UnixNano()}, nil
 }
 

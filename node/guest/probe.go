@@ -13,10 +13,14 @@ import (
 // warmTimeout bounds one warming command: interpreters start slowly in an emulated machine that has just booted.
 const warmTimeout = 60 * time.Second
 
-// Probe runs one real command in a machine that is not prepared yet. It proves that the machine works, and brings the
-// memory in that the next command needs.
+// Probe runs one real command in a machine that is not prepared yet, and rehearses Prepare. It proves that the machine
+// works, and brings in the memory and the code that the next command and Prepare need.
 func Probe(ctx context.Context, m vmm.Machine) error {
-	if err := warm(ctx, Connect(m.Dial), "/bin/true"); err != nil {
+	client := Connect(m.Dial)
+	if err := warm(ctx, client, "/bin/true"); err != nil {
+		return fmt.Errorf("probe: %w", err)
+	}
+	if err := client.rehearse(ctx); err != nil {
 		return fmt.Errorf("probe: %w", err)
 	}
 	return nil
