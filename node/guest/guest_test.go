@@ -217,6 +217,38 @@ func TestPrepareOnce(t *testing.T) {
 	}
 }
 
+func TestRehearsalLeavesAMachineUnprepared(t *testing.T) {
+	m := newMachine(t)
+	for range 2 {
+		if err := m.rehearse(ctx(t)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if m.system.names == [2]string{} {
+		t.Error("nothing was rehearsed")
+	}
+	if _, err := m.Exec(ctx(t), Command{Args: []string{"true"}}, nil, nil); err == nil {
+		t.Error("the agent works after a rehearsal only")
+	}
+	p, err := m.Prepare(ctx(t), identity)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(filepath.Dir(p.Scratch))
+	if m.system.names != [2]string{identity.Hostname, identity.MachineID} {
+		t.Errorf("names after all: %v", m.system.names)
+	}
+	if err := m.rehearse(ctx(t)); err == nil {
+		t.Error("rehearsed in a prepared machine")
+	}
+
+	m = newMachine(t)
+	m.system.reseed = errors.New("ENODATA")
+	if err := m.rehearse(ctx(t)); !errors.Is(err, ErrNotPrepared) {
+		t.Errorf("rehearsed without a reseed: %v", err)
+	}
+}
+
 func TestPrepareFailsClosed(t *testing.T) {
 	m := newMachine(t)
 	m.system.reseed = errors.New("ENODATA")

@@ -102,7 +102,10 @@ func (c *Client) rehearse(ctx context.Context) error {
 			return &callerError{fmt.Errorf("draw entropy: %w", err)}
 		}
 		k.guard.unary()
-		_, err = k.agent.Prepare(ctx, request)
+		response, err := k.agent.Prepare(ctx, request)
+		if err == nil && !response.Reseeded {
+			err = fmt.Errorf("%w: randomness not reseeded", ErrNotPrepared)
+		}
 		return err
 	})
 }
