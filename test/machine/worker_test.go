@@ -126,8 +126,7 @@ func TestAnswerFollowsTheMachine(t *testing.T) {
 	h := commonHost(t)
 	for _, c := range []struct{ name, change, user, curl string }{
 		{"as it is", "true", "worker", "curl: (6) Could not resolve host: example.com"},
-		// The agent looks the account up as "worker", so it stays, behind the one that lends its id the name.
-		{"another user", `sed -i 's/^worker:\(.*\)$/builder:\1\n&/' /etc/passwd /etc/group`, "builder", "curl: (6) Could not resolve host: example.com"},
+		{"another user", `sed -i 's/^worker:/builder:/' /etc/passwd /etc/group`, "builder", "curl: (6) Could not resolve host: example.com"},
 		{"another curl", `printf '#!/bin/sh\necho "curl: (99) $0 is broken" >&2\nexit 99\n' > /usr/local/bin/curl && chmod 755 /usr/local/bin/curl`,
 			"worker", "curl: (99) /usr/local/bin/curl is broken"},
 	} {
