@@ -68,7 +68,7 @@ func commonHost(t *testing.T) *host {
 	common.Lock()
 	defer common.Unlock()
 	if common.host == nil {
-		h, err := openHost(t.Context(), true, guest.Warm, templateLimit)
+		h, err := openHost(t.Context(), true, provision.Agent{Probe: guest.Probe, Warm: guest.Warm}, templateLimit)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -101,8 +101,8 @@ func testDriver(vmgenid bool) (*qemu.Driver, error) {
 	return qemu.New(qemu.Config{Path: path, Accel: "auto", TBSize: 64, VMGenID: vmgenid})
 }
 
-// openHost makes a node of its own in a new directory, and a template that was warmed by warm.
-func openHost(ctx context.Context, vmgenid bool, warm func(context.Context, vmm.Machine) error, limit time.Duration) (h *host, err error) {
+// openHost makes a node of its own in a new directory, and a template within the limit.
+func openHost(ctx context.Context, vmgenid bool, agent provision.Agent, limit time.Duration) (h *host, err error) {
 	image, err := testImage()
 	if err != nil {
 		return nil, err
@@ -129,7 +129,7 @@ func openHost(ctx context.Context, vmgenid bool, warm func(context.Context, vmm.
 	if h.driver, err = testDriver(vmgenid); err != nil {
 		return h, err
 	}
-	if h.Provisioner, err = provision.New(ctx, h.config, h.driver, provision.Agent{Probe: guest.Probe, Warm: warm}); err != nil {
+	if h.Provisioner, err = provision.New(ctx, h.config, h.driver, agent); err != nil {
 		return h, err
 	}
 	if _, err := h.Reconcile(ctx); err != nil {

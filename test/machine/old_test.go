@@ -12,6 +12,7 @@ import (
 
 	"github.com/ephemeral-run/ephemeral/node/guest"
 	"github.com/ephemeral-run/ephemeral/vmm"
+	"github.com/ephemeral-run/ephemeral/vmm/provision"
 )
 
 const (
@@ -70,12 +71,12 @@ func TestClonesOfOldTemplates(t *testing.T) {
 
 // grow makes the template, and of it clones at once.
 func (o *old) grow(ctx context.Context) (err error) {
-	h, err := openHost(ctx, o.vmgenid, func(ctx context.Context, m vmm.Machine) error {
+	h, err := openHost(ctx, o.vmgenid, provision.Agent{Probe: probe, Warm: func(ctx context.Context, m vmm.Machine) error {
 		if err := guest.Warm(ctx, m); err != nil {
 			return err
 		}
 		return o.age(ctx, m)
-	}, templateLimit+up)
+	}}, templateLimit+up)
 	if err != nil {
 		return err
 	}
@@ -106,6 +107,12 @@ func late(t *testing.T, all []sibling) {
 			t.Errorf("the clock of clone %d was %v ahead before Prepare, want an hour behind", i, s.before.ahead)
 		}
 	}
+}
+
+// probe runs a command and nothing else. A node's own probe rehearses Prepare, so that clones would differ before it.
+func probe(ctx context.Context, m vmm.Machine) error {
+	_, err := (&machine{guest: guest.Connect(m.Dial)}).ask(ctx, warming("worker", "/bin/true"))
+	return err
 }
 
 // wait lets a machine grow old.
