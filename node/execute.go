@@ -39,6 +39,7 @@ type Runner struct {
 	Image     string        // digest, for the record
 	Isolation string        // for the record
 	Lease     time.Duration // how long the store lets a node own a run without renewing
+	Metrics   *Metrics      // nil: nothing is counted
 	Log       *slog.Logger
 
 	mu      sync.Mutex
@@ -215,7 +216,11 @@ func (x *execution) settle(ctx context.Context, o run.Outcome) {
 	o.Stages, o.At = x.line.ended()
 	for wait := 50 * time.Millisecond; ; wait = min(2*wait, 2*time.Second) {
 		err := x.trySettle(ctx, o)
-		if err == nil || errors.Is(err, run.ErrLeaseLost) {
+		if err == nil {
+			x.Metrics.observe(o)
+			return
+		}
+		if errors.Is(err, run.ErrLeaseLost) {
 			return
 		}
 		if !errors.Is(err, run.ErrUnavailable) {

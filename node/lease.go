@@ -27,6 +27,9 @@ func (r *Runner) track(id run.ID, end context.CancelCauseFunc) (forget func()) {
 // Watch ends runs as soon as they are asked to be cancelled, until ctx ends. Renewal notices what Watch misses.
 func (r *Runner) Watch(ctx context.Context) error {
 	ids, err := r.Store.Cancels(ctx)
+	if ctx.Err() != nil {
+		return nil
+	}
 	if err != nil {
 		return fmt.Errorf("watch for cancelled runs: %w", err)
 	}

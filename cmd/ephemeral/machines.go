@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/ephemeral-run/ephemeral/images"
 	"github.com/ephemeral-run/ephemeral/node"
 	"github.com/ephemeral-run/ephemeral/node/guest"
@@ -20,7 +22,7 @@ const reconcileTime = time.Minute
 
 // runNode carries out runs until ctx ends: what an earlier life left is removed, the template made, the pool filled.
 // It returns when no machine is left.
-func (c *cell) runNode(ctx context.Context, ready *readiness) (err error) {
+func (c *cell) runNode(ctx context.Context, ready *readiness, registry *prometheus.Registry) (err error) {
 	image, err := images.Open(filepath.Join(imageDir(c.settings), c.Image.Name))
 	if err != nil {
 		return fmt.Errorf("open the image: %w", err)
@@ -53,9 +55,13 @@ func (c *cell) runNode(ctx context.Context, ready *readiness) (err error) {
 	defer func() { err = errors.Join(err, machines.Close()) }()
 	ready.set(machines.Ready)
 
+	metrics, err := node.NewMetrics(registry)
+	if err != nil {
+		return fmt.Errorf("register metrics: %w", err)
+	}
 	runner := &node.Runner{
 		Store: c.store, Broker: c.broker, Pool: machines, Image: image.Digest, Isolation: string(driver.Isolation()),
-		Lease: c.Run.Lease, Log: c.log,
+		Lease: c.Run.Lease, Metrics: metrics, Log: c.log,
 	}
 	cfg := c.Node
 	if cfg.Concurrency == 0 {
@@ -67,7 +73,12 @@ func (c *cell) runNode(ctx context.Context, ready *readiness) (err error) {
 	}
 	c.log.Info("node is ready", "node", parts.Node(), "driver", driver.Name(), "version", driver.Version(),
 		"isolation", driver.Isolation(), "image", image.Digest, "template", template.Key)
-	return n.Run(ctx)
+	watching, stop := context.WithCancel(context.WithoutCancel(ctx))
+	watched := make(chan error, 1)
+	go func() { watched <- runner.Watch(watching) }()
+	err = n.Run(ctx)
+	stop()
+	return errors.Join(err, <-watched)
 }
 
 // reconcile removes what an earlier life of this node left, and says so.

@@ -132,7 +132,7 @@ func (c *cell) serve(ctx context.Context, withGateway, withNode bool) error {
 		ready.set(func() error { return errors.New("the template of machines is being made") })
 		group.Go(func() error {
 			defer close(nodeDone)
-			return c.runNode(ctx, &ready)
+			return c.runNode(ctx, &ready, registry)
 		})
 	} else {
 		close(nodeDone)
