@@ -7,14 +7,27 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/ephemeral-run/ephemeral/client"
+	"github.com/ephemeral-run/ephemeral/run"
 	"github.com/ephemeral-run/ephemeral/run/redisserver"
 )
 
-// TestAudit has a server of its own, since it doctors the books.
+// TestAudit has a server of its own, since it doctors the books. Its leases are renewed every few minutes only, so a
+// cancelled run shows that cancelling does not wait for that.
 func TestAudit(t *testing.T) {
-	s := startOwn(t)
+	s := startOwn(t, "EPHEMERAL_LEASE=20m")
 	n := s.tenant(t, 1_000_000)
 	n.finish(t, client.Request{Command: "true"})
+	long, err := n.CreateRun(t.Context(), client.Request{Command: "sleep 1000", TimeoutSeconds: 3600, MaxCostMicros: 800_000}, client.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.until(t, long.Run.ID, run.EventWorkerStarted)
+	if _, err := n.Cancel(t.Context(), long.Run.ID); err != nil {
+		t.Fatal(err)
+	}
+	if r := n.ended(t, long.Run.ID); r.State != run.Cancelled {
+		t.Errorf("ended %s, %+v; want cancelled", r.State, r.Error)
+	}
 	out, errs, err := s.cli(t.Context(), nil, "orgs", "audit")
 	if err != nil || !strings.Contains(out, "conserved") || !strings.Contains(out, "$1.00") {
 		t.Fatalf("audit of sound books: %v\n%s%s", err, out, errs)
