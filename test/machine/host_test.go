@@ -68,7 +68,7 @@ func commonHost(t *testing.T) *host {
 	common.Lock()
 	defer common.Unlock()
 	if common.host == nil {
-		h, err := openHost(t.Context(), true, provision.Agent{Probe: guest.Probe, Warm: guest.Warm}, templateLimit)
+		h, err := openHost(t.Context(), true, guest.Probe, nil, templateLimit)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -101,8 +101,15 @@ func testDriver(vmgenid bool) (*qemu.Driver, error) {
 	return qemu.New(qemu.Config{Path: path, Accel: "auto", TBSize: 64, VMGenID: vmgenid})
 }
 
-// openHost makes a node of its own in a new directory, and a template within the limit.
-func openHost(ctx context.Context, vmgenid bool, agent provision.Agent, limit time.Duration) (h *host, err error) {
+// booting bounds how many templates boot at the same time: more would only wait for each other, up to their time limits.
+var booting = make(chan struct{}, 1)
+
+// hook is what provisioning calls with a machine.
+type hook = func(context.Context, vmm.Machine) error
+
+// openHost makes a node of its own in a new directory, and a template within the limit. age, which may be nil, is done to
+// the template's machine at last, and may take its time.
+func openHost(ctx context.Context, vmgenid bool, probe, age hook, limit time.Duration) (h *host, err error) {
 	image, err := testImage()
 	if err != nil {
 		return nil, err
@@ -129,7 +136,18 @@ func openHost(ctx context.Context, vmgenid bool, agent provision.Agent, limit ti
 	if h.driver, err = testDriver(vmgenid); err != nil {
 		return h, err
 	}
-	if h.Provisioner, err = provision.New(ctx, h.config, h.driver, agent); err != nil {
+	booting <- struct{}{}
+	booted := sync.OnceFunc(func() { <-booting })
+	defer booted()
+	warm := func(ctx context.Context, m vmm.Machine) error {
+		err := guest.Warm(ctx, m)
+		booted()
+		if err == nil && age != nil {
+			err = age(ctx, m)
+		}
+		return err
+	}
+	if h.Provisioner, err = provision.New(ctx, h.config, h.driver, provision.Agent{Probe: probe, Warm: warm}); err != nil {
 		return h, err
 	}
 	if _, err := h.Reconcile(ctx); err != nil {

@@ -12,7 +12,6 @@ import (
 
 	"github.com/ephemeral-run/ephemeral/node/guest"
 	"github.com/ephemeral-run/ephemeral/vmm"
-	"github.com/ephemeral-run/ephemeral/vmm/provision"
 )
 
 const (
@@ -27,7 +26,7 @@ const (
 type old struct {
 	name    string
 	vmgenid bool
-	age     func(context.Context, vmm.Machine) error
+	age     hook
 	check   func(t *testing.T, all []sibling)
 
 	all   []sibling
@@ -71,12 +70,7 @@ func TestClonesOfOldTemplates(t *testing.T) {
 
 // grow makes the template, and of it clones at once.
 func (o *old) grow(ctx context.Context) (err error) {
-	h, err := openHost(ctx, o.vmgenid, provision.Agent{Probe: probe, Warm: func(ctx context.Context, m vmm.Machine) error {
-		if err := guest.Warm(ctx, m); err != nil {
-			return err
-		}
-		return o.age(ctx, m)
-	}}, templateLimit+up)
+	h, err := openHost(ctx, o.vmgenid, probe, o.age, templateLimit+up)
 	if err != nil {
 		return err
 	}
