@@ -186,3 +186,25 @@ func TestBudgetEndsACommand(t *testing.T) {
 	}
 	n.gone(t, r)
 }
+
+// TestDroppedPacketsAreReported sends packets that have nowhere to go.
+func TestDroppedPacketsAreReported(t *testing.T) {
+	t.Parallel()
+	n := shared.tenant(t, 1_000_000)
+	r := n.finish(t, client.Request{Command: `python3 -c '
+import socket
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+for i in range(50): s.sendto(b"out", ("192.0.2.1", 9))
+'`})
+	if r.State != run.Succeeded || *r.Result.ExitCode != 0 {
+		t.Fatalf("ended %s, %+v, %s", r.State, r.Error, bytesOf(t, r.Result.Stderr))
+	}
+	if r.Egress.DroppedPackets < 50 || r.Egress.DroppedBytes < 50*3 {
+		t.Errorf("dropped %+v, want at least 50 packets", r.Egress)
+	}
+	for _, e := range n.events(t, r.ID) {
+		if d, ok := e.Data.(run.MicroVMDestroyedData); ok && d.Egress != r.Egress {
+			t.Errorf("microvm.destroyed says %+v, the record %+v", d.Egress, r.Egress)
+		}
+	}
+}
