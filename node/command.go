@@ -17,6 +17,8 @@ const (
 	maxStream = 16 << 20
 	// maxEventOutput bounds the output in one event, in bytes.
 	maxEventOutput = 64 << 10
+	// maxEventContent bounds the commands and outputs in all events of one run, in bytes; later ones are left out.
+	maxEventContent = 32 << 20
 )
 
 // command runs the spec's command, without any model.
@@ -51,7 +53,9 @@ func (x *execution) command(ctx context.Context) error {
 
 // shell appends a shell event.
 func (x *execution) shell(ctx context.Context, data run.ShellData) error {
-	x.usage.shell()
+	if x.usage.shell(len(data.Command)+len(data.Output)) > maxEventContent {
+		data.Command, data.Output, data.Encoding, data.Truncated = "", "", "", true
+	}
 	redacted := data
 	redacted.Command, redacted.Output, redacted.Encoding = "", "", ""
 	return x.line.emit(ctx, run.NewEvent{Type: run.EventShell, Data: data, Redacted: redacted})

@@ -49,6 +49,8 @@ type Runner struct {
 // execution is one run being carried out.
 type execution struct {
 	*Runner
+	stopping context.Context // ends when the node must be gone
+
 	lease   *run.Lease
 	line    *timeline
 	ledger  ledger
@@ -58,6 +60,7 @@ type execution struct {
 	machine *provision.Machine
 	guest   *guest.Client
 	ready   time.Time // when the machine was confirmed
+	again   bool      // the run goes back to the queue: it has not started, and what failed is not the run's
 
 	usage  usage
 	result *run.Result
@@ -65,6 +68,7 @@ type execution struct {
 
 // Execute implements Executor.
 func (r *Runner) Execute(ctx context.Context, l *run.Lease) {
+	stopping := ctx
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	defer r.track(l.Run, end)()
@@ -72,8 +76,8 @@ func (r *Runner) Execute(ctx context.Context, l *run.Lease) {
 	price := r.Broker.Prices().ComputePerSecond
 	led := ledger{r.Store, l, price}
 	x := &execution{
-		Runner: r, lease: l, line: newTimeline(r.Store, l), ledger: led, end: end,
-		meter: &meter{ledger: led, price: price},
+		Runner: r, stopping: stopping, lease: l, line: newTimeline(r.Store, l), ledger: led, end: end,
+		meter: newMeter(led, price, l.Reserved),
 	}
 	renewing, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var renewal sync.WaitGroup
@@ -82,7 +86,11 @@ func (r *Runner) Execute(ctx context.Context, l *run.Lease) {
 	cause := context.Cause(ctx)
 	end(nil)
 	x.destroy(context.WithoutCancel(ctx))
-	if !errors.Is(cause, run.ErrLeaseLost) {
+	switch {
+	case errors.Is(cause, run.ErrLeaseLost):
+	case x.again:
+		x.requeue(context.WithoutCancel(ctx))
+	default:
 		x.settle(context.WithoutCancel(ctx), outcome)
 	}
 	stop()
@@ -108,10 +116,19 @@ func (x *execution) carryOut(ctx context.Context) run.Outcome {
 		err := s.do(ctx)
 		x.line.stage(s.name)
 		if err != nil {
+			x.again = x.ready.IsZero() && giveBack(ctx, err)
 			return x.failed(ctx, fmt.Errorf("%s: %w", s.name, err))
 		}
 	}
 	return run.Outcome{State: run.Succeeded}
+}
+
+// giveBack tells whether a run that has not started may be tried again: the node stops, or the store did not answer.
+func giveBack(ctx context.Context, err error) bool {
+	if cause := context.Cause(ctx); cause != nil {
+		err = cause
+	}
+	return errors.Is(err, errShutdown) || errors.Is(err, run.ErrUnavailable)
 }
 
 // claim gets a ready machine and pays for the first slice of it.
@@ -199,6 +216,9 @@ func (x *execution) destroy(ctx context.Context) {
 	x.Pool.Released(x.machine)
 	x.owned.Wait()
 	x.line.stage("destroy")
+	if x.again {
+		return // its next attempt has a machine of its own to tell of
+	}
 	if err := x.line.emit(ctx, run.NewEvent{
 		Type: run.EventMicroVMDestroyed, Data: run.MicroVMDestroyedData{Egress: x.usage.egress},
 	}); err != nil {
@@ -214,18 +234,35 @@ func (x *execution) settle(ctx context.Context, o run.Outcome) {
 		o.Result = x.result
 	}
 	o.Stages, o.At = x.line.ended()
+	if x.insist(ctx, "settle", func() error { return x.trySettle(ctx, o) }) {
+		x.Metrics.observe(o)
+	}
+}
+
+// requeue gives a run back that has not started, again while the store is away.
+func (x *execution) requeue(ctx context.Context) {
+	x.insist(ctx, "requeue", func() error { return x.Store.Requeue(ctx, x.lease) })
+}
+
+// insist does what closes the run on this node until it succeeds (true) or cannot any more: then the run is reaped. While
+// the store is away it tries again; on a node that must be gone not longer than a lease.
+func (x *execution) insist(ctx context.Context, what string, do func() error) bool {
+	ctx, giveUp := context.WithCancel(ctx)
+	defer giveUp()
+	defer context.AfterFunc(x.stopping, func() {
+		sleepUntil(ctx, time.Now().Add(x.Lease))
+		giveUp()
+	})()
 	for wait := 50 * time.Millisecond; ; wait = min(2*wait, 2*time.Second) {
-		err := x.trySettle(ctx, o)
-		if err == nil {
-			x.Metrics.observe(o)
-			return
-		}
-		if errors.Is(err, run.ErrLeaseLost) {
-			return
-		}
-		if !errors.Is(err, run.ErrUnavailable) {
-			x.Log.Error("run not settled; it will be reaped", "run", x.lease.Run, "error", err)
-			return
+		err := do()
+		switch {
+		case err == nil:
+			return true
+		case errors.Is(err, run.ErrLeaseLost):
+			return false
+		case !errors.Is(err, run.ErrUnavailable), ctx.Err() != nil:
+			x.Log.Error("run not closed; it will be reaped", "run", x.lease.Run, "closing", what, "error", err)
+			return false
 		}
 		sleepUntil(ctx, time.Now().Add(wait))
 	}

@@ -50,7 +50,9 @@ func (x *execution) renew(ctx context.Context) {
 	last := time.Now()
 	for sleepUntil(ctx, time.Now().Add(x.Lease/4)) {
 		asked := time.Now()
-		cancelled, err := x.Store.Renew(ctx, x.lease)
+		asking, stop := context.WithDeadline(ctx, last.Add(x.Lease))
+		cancelled, err := x.Store.Renew(asking, x.lease)
+		stop()
 		switch {
 		case err == nil:
 			last = asked
@@ -60,7 +62,7 @@ func (x *execution) renew(ctx context.Context) {
 		case errors.Is(err, run.ErrLeaseLost):
 			x.end(run.ErrLeaseLost)
 			return
-		case time.Since(last) > x.Lease:
+		case time.Since(last) >= x.Lease:
 			x.end(fmt.Errorf("not renewed for %s: %w", x.Lease, run.ErrLeaseLost))
 			return
 		}

@@ -18,6 +18,13 @@ const (
 	lead = 400 * time.Millisecond
 	// margin is how long before the first unpaid slice a machine is stopped, so that it is gone when the slice begins.
 	margin = 150 * time.Millisecond
+	// ahead is for how long compute is authorised before its use, so that a store that restarts or hangs ends no run. Of a
+	// small hold it takes less: what is set aside for compute is missing for model calls.
+	ahead = 10 * time.Second
+	// aheadShare is the part of a hold that may be set aside ahead: one in so many.
+	aheadShare = 8
+	// captureTime is how long a charge may take before it is put off: the next slice must be authorised in time.
+	captureTime = slice - lead - margin
 	// kept is for how long the worst case of other calls leaves compute paid: a model call in flight sets aside far more
 	// than it will cost, and must not end the machine that waits for it.
 	kept = 60 * time.Second
@@ -57,9 +64,20 @@ type payer interface {
 type meter struct {
 	ledger payer
 	price  run.Micros // of one slice
+	ahead  int        // slices authorised beyond the next one, where the hold allows it
 	paid   int        // slices begun, all of them authorised
 
+	authorised int   // the last slice that is authorised
 	uncaptured []int // begun while the store was away
+}
+
+// newMeter makes the meter of a run whose hold is reserved.
+func newMeter(l payer, price, reserved run.Micros) *meter {
+	m := &meter{ledger: l, price: price}
+	if price > 0 {
+		m.ahead = int(min(run.Micros(ahead/slice), reserved/aheadShare/price))
+	}
+	return m
 }
 
 func sliceID(n int) string { return fmt.Sprintf("compute-%d", n) }
@@ -73,20 +91,18 @@ func (m *meter) begin(ctx context.Context) error {
 	if _, err := m.ledger.Authorize(ctx, m.call(1)); err != nil {
 		return fmt.Errorf("authorise the first compute slice: %w", err)
 	}
-	m.paid = 1
+	m.paid, m.authorised = 1, 1
 	return m.capture(ctx, 1)
 }
 
-// capture charges a slice that begins. While the store is away the charge is remembered for finish: the slice is
-// authorised, so the money is there.
+// capture charges a slice that begins, and those before it that could not be. While the store is away the charge is
+// remembered for the next slice and for finish: the slice is authorised, so the money is there.
 func (m *meter) capture(ctx context.Context, n int) error {
-	err := m.ledger.Capture(context.WithoutCancel(ctx), sliceID(n), m.price)
-	if errors.Is(err, run.ErrUnavailable) {
-		m.uncaptured = append(m.uncaptured, n)
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("capture compute slice %d: %w", n, err)
+	m.uncaptured = append(m.uncaptured, n)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), captureTime)
+	defer cancel()
+	if err := m.finish(ctx); !errors.Is(err, run.ErrUnavailable) {
+		return err
 	}
 	return nil
 }
@@ -106,52 +122,70 @@ func (m *meter) finish(ctx context.Context) error {
 // keep pays on from start, when the first slice began, until ctx ends (nil) or no further slice can be paid: then it
 // returns the reason, early enough for the machine to be destroyed within what is paid.
 func (m *meter) keep(ctx context.Context, start time.Time) error {
+	defer m.giveBack(ctx)
 	for {
 		end := start.Add(time.Duration(m.paid) * slice)
 		if !sleepUntil(ctx, end.Add(-lead)) {
 			return nil
 		}
-		next := m.paid + 1
-		if err := m.authorize(ctx, next, end.Add(-margin)); err != nil {
-			if ctx.Err() != nil {
-				m.giveBack(ctx, next)
-				return nil
+		if err := m.fill(ctx, end.Add(-margin)); err != nil {
+			if sleepUntil(ctx, end.Add(-margin)) {
+				return err
 			}
-			sleepUntil(ctx, end.Add(-margin))
-			return err
-		}
-		if !sleepUntil(ctx, end) {
-			m.giveBack(ctx, next)
 			return nil
 		}
-		m.paid = next
-		if err := m.capture(ctx, next); err != nil {
+		if !sleepUntil(ctx, end) {
+			return nil
+		}
+		m.paid++
+		if err := m.capture(ctx, m.paid); err != nil {
 			return err
 		}
 	}
+}
+
+// fill authorises the next slice and those ahead of it, until the deadline. It fails only when the next one cannot be had:
+// the others are asked for again before the slice after it.
+func (m *meter) fill(ctx context.Context, deadline time.Time) error {
+	for m.authorised < m.paid+1+m.ahead {
+		err := m.authorize(ctx, m.authorised+1, deadline)
+		switch {
+		case err == nil:
+			m.authorised++
+		case m.authorised > m.paid && (errors.Is(err, run.ErrBudget) || errors.Is(err, run.ErrUnavailable)):
+			return nil
+		default:
+			return err
+		}
+	}
+	return nil
 }
 
 // authorize asks for one slice until the deadline, again while the store is away.
 func (m *meter) authorize(ctx context.Context, n int, deadline time.Time) error {
+	asking, cancel := context.WithDeadline(ctx, deadline)
+	defer cancel()
 	for {
-		_, err := m.ledger.Authorize(ctx, m.call(n))
+		_, err := m.ledger.Authorize(asking, m.call(n))
 		if err == nil {
 			return nil
 		}
-		if !errors.Is(err, run.ErrUnavailable) || !time.Now().Add(20*time.Millisecond).Before(deadline) {
+		if !errors.Is(err, run.ErrUnavailable) || !sleepUntil(asking, time.Now().Add(20*time.Millisecond)) {
 			return fmt.Errorf("authorise compute slice %d: %w", n, err)
-		}
-		if !sleepUntil(ctx, time.Now().Add(20*time.Millisecond)) {
-			return ctx.Err()
 		}
 	}
 }
 
-// giveBack voids a slice that never began. Settlement would release it as well: this only keeps the hold exact.
-func (m *meter) giveBack(ctx context.Context, n int) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+// giveBack voids the slices that never began. Settlement would release them as well: this only keeps the hold exact. One
+// that was asked for while ctx ended may be authorised without that anybody heard of it.
+func (m *meter) giveBack(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), captureTime)
 	defer cancel()
-	_ = m.ledger.Void(ctx, sliceID(n))
+	for n := m.paid + 1; n <= m.authorised+1; n++ {
+		if err := m.ledger.Void(ctx, sliceID(n)); err != nil && !errors.Is(err, run.ErrNotFound) {
+			return
+		}
+	}
 }
 
 // sleepUntil waits for t and tells whether ctx still stands.

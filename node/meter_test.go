@@ -17,12 +17,17 @@ type hold struct {
 	charged  run.Micros
 	pending  map[string]run.Micros
 	away     bool // the store does not answer
+	hung     bool // the store keeps whoever asks waiting
 	captures []string
 }
 
-func (h *hold) Authorize(_ context.Context, c run.Call) (run.Micros, error) {
+func (h *hold) Authorize(ctx context.Context, c run.Call) (run.Micros, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if h.hung {
+		<-ctx.Done()
+		return 0, run.ErrUnavailable
+	}
 	if h.away {
 		return 0, run.ErrUnavailable
 	}
@@ -69,7 +74,7 @@ func newHold(amount run.Micros) *hold { return &hold{amount: amount, pending: ma
 
 func TestMeterStopsBeforeTheFirstUnpaidSlice(t *testing.T) {
 	h := newHold(500) // pays for two slices of 200
-	m := &meter{ledger: h, price: 200}
+	m := newMeter(h, 200, h.amount)
 	if err := m.begin(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +93,7 @@ func TestMeterStopsBeforeTheFirstUnpaidSlice(t *testing.T) {
 
 func TestMeterRefusesWhenTheFirstSliceCannotBePaid(t *testing.T) {
 	h := newHold(199)
-	m := &meter{ledger: h, price: 200}
+	m := newMeter(h, 200, h.amount)
 	if err := m.begin(t.Context()); !errors.Is(err, run.ErrBudget) {
 		t.Fatalf("begin returned %v, want ErrBudget", err)
 	}
@@ -99,7 +104,7 @@ func TestMeterRefusesWhenTheFirstSliceCannotBePaid(t *testing.T) {
 
 func TestMeterGivesBackTheSliceThatNeverBegan(t *testing.T) {
 	h := newHold(10_000)
-	m := &meter{ledger: h, price: 200}
+	m := newMeter(h, 200, h.amount)
 	if err := m.begin(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -115,7 +120,7 @@ func TestMeterGivesBackTheSliceThatNeverBegan(t *testing.T) {
 
 func TestMeterChargesLaterWhatItCouldNotWhileTheStoreWasAway(t *testing.T) {
 	h := newHold(10_000)
-	m := &meter{ledger: h, price: 200}
+	m := newMeter(h, 200, h.amount)
 	if err := m.begin(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -136,5 +141,58 @@ func TestMeterChargesLaterWhatItCouldNotWhileTheStoreWasAway(t *testing.T) {
 	}
 	if h.charged != 400 {
 		t.Errorf("charged %d, want 400", h.charged)
+	}
+}
+
+func TestMeterOutlastsAnAbsenceOfTheStore(t *testing.T) {
+	h := newHold(40_000)
+	m := newMeter(h, 200, h.amount)
+	if err := m.begin(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(slice, func() { h.set(true) })
+	time.AfterFunc(4*slice+slice/2, cancel)
+	if err := m.keep(ctx, time.Now()); err != nil {
+		t.Fatalf("a store that was away for %s ended the run: %v", 3*slice, err)
+	}
+	h.set(false)
+	if err := m.finish(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if h.charged != 5*200 {
+		t.Errorf("charged %d for 4.5 s, want 1000", h.charged)
+	}
+}
+
+func TestMeterSetsLittleAsideAhead(t *testing.T) {
+	for _, c := range []struct {
+		reserved run.Micros
+		want     int
+	}{{500, 0}, {3_200, 2}, {40_000, 10}, {1_000_000, 10}} {
+		if got := newMeter(nil, 200, c.reserved).ahead; got != c.want {
+			t.Errorf("of a hold of %d: %d slices ahead, want %d", c.reserved, got, c.want)
+		}
+	}
+}
+
+func TestMeterStopsBeforeTheFirstUnpaidSliceWhenTheStoreHangs(t *testing.T) {
+	h := newHold(1_000)
+	m := newMeter(h, 200, h.amount)
+	if err := m.begin(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	h.mu.Lock()
+	h.hung = true
+	h.mu.Unlock()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	start := time.Now()
+	err := m.keep(ctx, start)
+	if !errors.Is(err, run.ErrUnavailable) {
+		t.Errorf("keep returned %v, want ErrUnavailable", err)
+	}
+	if got := time.Since(start); got >= slice {
+		t.Errorf("stopped %s after the start, which is not before the first unpaid slice at %s", got, slice)
 	}
 }

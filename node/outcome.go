@@ -46,6 +46,9 @@ func (x *execution) failed(ctx context.Context, err error) run.Outcome {
 		return failure("too_many_events", fmt.Sprintf("the run reported more than %d events", maxEvents))
 	case errors.Is(err, guest.ErrLost):
 		return failure("agent_lost", "the connection to the machine broke before the worker ended")
+	case errors.Is(err, run.ErrUnavailable):
+		x.Log.Error("run failed", "run", x.lease.Run, "error", err)
+		return failure("store_unavailable", "the store did not answer for so long that the run's compute could not be paid any more")
 	default:
 		x.Log.Error("run failed", "run", x.lease.Run, "error", err)
 		return failure("internal", "the node could not carry out the run")
@@ -58,9 +61,10 @@ func failure(code, detail string) run.Outcome {
 
 // usage counts what a run did; model calls and their tokens as the broker saw them, never as the guest says.
 type usage struct {
-	mu     sync.Mutex
-	counts run.Usage
-	egress run.Egress
+	mu      sync.Mutex
+	counts  run.Usage
+	content int // bytes in shell events
+	egress  run.Egress
 }
 
 func (u *usage) models(b run.Usage) {
@@ -70,10 +74,13 @@ func (u *usage) models(b run.Usage) {
 	u.counts = b
 }
 
-func (u *usage) shell() {
+// shell counts a command and returns the bytes of content that the events of all of them carry so far, this one's included.
+func (u *usage) shell(content int) (total int) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.counts.ShellCommands++
+	u.content += content
+	return u.content
 }
 
 func (u *usage) total() run.Usage {

@@ -13,6 +13,9 @@ import (
 // maxEvents bounds what one run may append to its timeline, so that a guest cannot grow it without end.
 const maxEvents = 10_000
 
+// appendTime is how long an event may hold up the run that it tells of.
+const appendTime = time.Second
+
 // errTooManyEvents ends a run whose guest reports more than maxEvents.
 var errTooManyEvents = errors.New("more events than a run may have")
 
@@ -70,7 +73,7 @@ func (t *timeline) ended() ([]run.Stage, time.Time) {
 func (t *timeline) emit(ctx context.Context, e run.NewEvent) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.events >= maxEvents {
+	if t.events >= maxEvents && e.Type != run.EventMicroVMDestroyed {
 		return errTooManyEvents
 	}
 	t.events++
@@ -78,10 +81,15 @@ func (t *timeline) emit(ctx context.Context, e run.NewEvent) error {
 		e.At = t.now()
 	}
 	t.waiting = append(t.waiting, e)
-	return t.flushLocked(ctx)
+	ctx, cancel := context.WithTimeout(ctx, appendTime)
+	defer cancel()
+	if err := t.flushLocked(ctx); !errors.Is(err, run.ErrUnavailable) {
+		return err
+	}
+	return nil
 }
 
-// flush stores what waits.
+// flush stores what waits. It must have returned nil before the run is settled: an ended run takes no more events.
 func (t *timeline) flush(ctx context.Context) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -92,14 +100,9 @@ func (t *timeline) flushLocked(ctx context.Context) error {
 	if len(t.waiting) == 0 {
 		return nil
 	}
-	err := t.store.Append(ctx, t.lease, t.waiting...)
-	switch {
-	case err == nil:
-		t.waiting = nil
-		return nil
-	case errors.Is(err, run.ErrUnavailable):
-		return nil
-	default:
+	if err := t.store.Append(ctx, t.lease, t.waiting...); err != nil {
 		return fmt.Errorf("append %s to %s: %w", t.waiting[0].Type, t.lease.Run, err)
 	}
+	t.waiting = nil
+	return nil
 }

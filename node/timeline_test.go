@@ -2,7 +2,9 @@ package node
 
 import (
 	"context"
+	"errors"
 	"math"
+	"strings"
 	"testing"
 	"time"
 	"unicode/utf8"
@@ -71,6 +73,9 @@ func TestEventsWaitWhileTheStoreIsAway(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	if err := line.flush(t.Context()); !errors.Is(err, run.ErrUnavailable) {
+		t.Errorf("flush returned %v while events wait: the run would be settled without them", err)
+	}
 	store.away = false
 	if err := line.emit(t.Context(), run.NewEvent{Type: run.EventMicroVMDestroyed}); err != nil {
 		t.Fatal(err)
@@ -98,6 +103,28 @@ func TestEventsAreBounded(t *testing.T) {
 	}
 	if err := line.emit(t.Context(), run.NewEvent{Type: run.EventShell}); err != errTooManyEvents {
 		t.Fatalf("one event too many gave %v", err)
+	}
+	if err := line.emit(t.Context(), run.NewEvent{Type: run.EventMicroVMDestroyed}); err != nil {
+		t.Fatalf("the end of the machine was not told: %v", err)
+	}
+}
+
+func TestContentOfEventsIsBounded(t *testing.T) {
+	store := &log{}
+	x := &execution{line: newTimeline(store, &run.Lease{QueuedAt: time.Now()})}
+	output := strings.Repeat("x", maxEventOutput)
+	total := 0
+	for range 2 * maxEventContent / maxEventOutput {
+		if err := x.shell(t.Context(), run.ShellData{Command: "yes", Output: output, Bytes: 1 << 20}); err != nil {
+			t.Fatal(err)
+		}
+		total += len(store.events[len(store.events)-1].Data.(run.ShellData).Output)
+	}
+	if total > maxEventContent {
+		t.Errorf("events carry %d bytes of output, at most %d are allowed", total, maxEventContent)
+	}
+	if last := store.events[len(store.events)-1].Data.(run.ShellData); !last.Truncated || last.Bytes != 1<<20 {
+		t.Errorf("the last event is %+v, want truncated with the bytes counted", last)
 	}
 }
 
