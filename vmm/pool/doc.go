@@ -11,6 +11,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/ephemeral-run/ephemeral/vmm/pool/autoscale"
 )
 
 // Machine is what a pool holds. Close destroys it, is idempotent and bounded in time; Done is closed when it has died.
@@ -29,6 +31,9 @@ type Config struct {
 	MaxAge            time.Duration `env:"EPHEMERAL_POOL_MAX_AGE" envDefault:"1h" help:"how long a machine may wait in the pool before it is replaced; 0: for ever"`
 	MakeTimeout       time.Duration `env:"EPHEMERAL_POOL_MAKE_TIMEOUT" envDefault:"30s" help:"how long making one machine may take"`
 	Yield             time.Duration `env:"EPHEMERAL_POOL_YIELD" envDefault:"250ms" help:"how long refill and destruction stand back for claimed machines that are being started"`
+
+	// Autoscale moves the number of machines kept ready between MinReady and MaxReady; off unless it has a target.
+	Autoscale autoscale.Config
 }
 
 // Validate says what is wrong with the configuration, all of it at once.
@@ -47,6 +52,7 @@ func (c Config) Validate() error {
 	check(c.MaxAge >= 0, "EPHEMERAL_POOL_MAX_AGE is %s, must not be negative", c.MaxAge)
 	check(c.MakeTimeout > 0, "EPHEMERAL_POOL_MAKE_TIMEOUT is %s, must be positive", c.MakeTimeout)
 	check(c.Yield >= 0, "EPHEMERAL_POOL_YIELD is %s, must not be negative", c.Yield)
+	errs = append(errs, c.Autoscale.Validate())
 	return errors.Join(errs...)
 }
 

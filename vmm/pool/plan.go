@@ -2,10 +2,16 @@ package pool
 
 import "time"
 
+// ticket goes with a make, from its start to its end.
+type ticket struct {
+	epoch int       // circuit.epoch when it started
+	since time.Time // when it was wanted and nothing but a burst of claims was in its way
+}
+
 // plan is what is to be started now, and when to ask again.
 type plan[M Machine] struct {
 	makes    int
-	epoch    int // of the makes: circuit.epoch
+	ticket   ticket // of the makes
 	destroys []*slot[M]
 	next     time.Time // zero: only when something happens
 }
@@ -20,10 +26,14 @@ func (pl *plan[M]) at(t time.Time) {
 // plan decides what to start and counts it as started.
 func (p *policy[M]) plan(now time.Time) plan[M] {
 	var pl plan[M]
+	p.scale(now, &pl)
 	p.age(now, &pl)
 	p.trim()
 	want := p.wanted()
 	if p.yields(now) && (want > 0 || len(p.retired) > 0) {
+		if want > 0 && p.stoodBack.IsZero() {
+			p.stoodBack = now
+		}
 		pl.at(p.yieldUntil)
 		return pl
 	}
@@ -33,7 +43,12 @@ func (p *policy[M]) plan(now time.Time) plan[M] {
 		p.retired = p.retired[1:]
 		p.destroying++
 	}
-	pl.makes, pl.epoch = p.start(now, want, &pl), p.circuit.epoch
+	since := now
+	if !p.stoodBack.IsZero() {
+		since, p.stoodBack = p.stoodBack, time.Time{}
+	}
+	pl.makes = p.start(now, want, &pl)
+	pl.ticket = ticket{epoch: p.circuit.epoch, since: since}
 	return pl
 }
 

@@ -4,6 +4,8 @@ import (
 	"container/list"
 	"errors"
 	"time"
+
+	"github.com/ephemeral-run/ephemeral/vmm/pool/autoscale"
 )
 
 // The reasons of failures that no make reported.
@@ -72,17 +74,35 @@ type policy[M Machine] struct {
 	arrivals   int64
 	making     int
 	destroying int
-	serving    int       // claims served from ready whose machine has not settled
-	yieldUntil time.Time // refill and destruction stand back until then at the most
-	refused    error     // why admission refused the last make
+	serving    int               // claims served from ready whose machine has not settled
+	yieldUntil time.Time         // refill and destruction stand back until then at the most
+	stoodBack  time.Time         // since when wanted makes stand back; zero: they do not
+	scaler     *autoscale.Scaler // nil: the target is MinReady
+	decision   autoscale.Decision
+	refused    error // why admission refused the last make
 	refusedEnd time.Time
 	circuit    circuit
 	closed     bool
 	totals     Totals
 }
 
-func newPolicy[M Machine](cfg Config) *policy[M] {
-	return &policy[M]{cfg: cfg, slots: make(map[M]*slot[M]), circuit: circuit{state: CircuitClosed}}
+func newPolicy[M Machine](cfg Config, now time.Time) *policy[M] {
+	p := &policy[M]{slots: make(map[M]*slot[M]), circuit: circuit{state: CircuitClosed}}
+	p.configure(cfg, now)
+	return p
+}
+
+// configure changes the configuration. What a scaler has learned stays with it as long as scaling is on.
+func (p *policy[M]) configure(cfg Config, now time.Time) {
+	p.cfg = cfg
+	switch {
+	case !cfg.Autoscale.Enabled():
+		p.scaler, p.decision = nil, autoscale.Decision{}
+	case p.scaler == nil:
+		p.scaler = autoscale.New(cfg.Autoscale, now)
+	default:
+		p.scaler.Configure(cfg.Autoscale)
+	}
 }
 
 // live is the number of machines that count against MaxMachines.
@@ -91,10 +111,36 @@ func (p *policy[M]) live() int {
 }
 
 // target is how many machines should be ready.
-func (p *policy[M]) target() int { return min(p.cfg.MinReady, p.cfg.MaxReady, p.cfg.MaxMachines) }
+func (p *policy[M]) target() int {
+	if p.scaler != nil {
+		return min(p.decision.Target, p.cfg.MaxReady, p.cfg.MaxMachines)
+	}
+	return min(p.cfg.MinReady, p.cfg.MaxReady, p.cfg.MaxMachines)
+}
 
-// claim hands out the oldest ready machine, or says why there will be none; nil, nil: wait.
+// scale lets the scaler set the target.
+func (p *policy[M]) scale(now time.Time, pl *plan[M]) {
+	if p.scaler == nil || p.closed {
+		return
+	}
+	p.decision = p.scaler.Decide(now, autoscale.Range{
+		Min: p.cfg.MinReady, Max: min(p.cfg.MaxReady, p.cfg.MaxMachines), Makers: p.cfg.RefillConcurrency,
+	})
+	if next := p.scaler.Next(now); !next.IsZero() {
+		pl.at(next)
+	}
+}
+
+// claim serves a claim that has just come; see serve.
 func (p *policy[M]) claim(now time.Time) (*slot[M], error) {
+	if p.scaler != nil && !p.closed {
+		p.scaler.Arrived(now)
+	}
+	return p.serve(now)
+}
+
+// serve hands out the oldest ready machine, or says why there will be none; nil, nil: wait.
+func (p *policy[M]) serve(now time.Time) (*slot[M], error) {
 	if p.closed {
 		return nil, ErrClosed
 	}
@@ -162,7 +208,7 @@ func (p *policy[M]) take(w *waiter[M], now time.Time) (*slot[M], error) {
 	}
 	p.withdraw()
 	p.usable(s, now)
-	if s, err := p.claim(now); s != nil || err != nil {
+	if s, err := p.serve(now); s != nil || err != nil {
 		return s, err
 	}
 	p.queue(w)
@@ -207,16 +253,19 @@ func (p *policy[M]) answerAll(err error) {
 
 // made takes in the machine of a make that succeeded; one that is dead already counts as a failure. The slot is to be
 // watched for its death.
-func (p *policy[M]) made(m M, epoch int, now time.Time) (s *slot[M], opened bool, err error) {
+func (p *policy[M]) made(m M, t ticket, now time.Time) (s *slot[M], opened bool, err error) {
 	p.making--
 	s = &slot[M]{m: m, madeAt: now, gone: make(chan struct{})}
 	p.slots[m] = s
 	if s.dead() {
 		p.retire(s)
-		return s, p.failed(epoch, now, errStillborn), errStillborn
+		return s, p.failed(t.epoch, now, errStillborn), errStillborn
 	}
 	p.totals.Made++
-	p.circuit.made(epoch)
+	p.circuit.made(t.epoch)
+	if p.scaler != nil {
+		p.scaler.Refilled(now.Sub(t.since))
+	}
 	p.offer(s, now)
 	return s, false, nil
 }
@@ -239,9 +288,9 @@ func (p *policy[M]) offer(s *slot[M], now time.Time) {
 }
 
 // makeFailed notes a make that failed and tells whether that opened the circuit.
-func (p *policy[M]) makeFailed(epoch int, now time.Time, reason error) (opened bool) {
+func (p *policy[M]) makeFailed(t ticket, now time.Time, reason error) (opened bool) {
 	p.making--
-	return p.failed(epoch, now, reason)
+	return p.failed(t.epoch, now, reason)
 }
 
 func (p *policy[M]) failed(epoch int, now time.Time, reason error) (opened bool) {
@@ -253,9 +302,9 @@ func (p *policy[M]) failed(epoch int, now time.Time, reason error) (opened bool)
 }
 
 // makeRefused notes a make that admission did not let start.
-func (p *policy[M]) makeRefused(epoch int, now time.Time, reason error) {
+func (p *policy[M]) makeRefused(t ticket, now time.Time, reason error) {
 	p.making--
-	p.circuit.untried(epoch)
+	p.circuit.untried(t.epoch)
 	p.refused, p.refusedEnd = reason, now.Add(refusedPause)
 }
 
@@ -378,12 +427,20 @@ func (p *policy[M]) unready(s *slot[M]) {
 	}
 }
 
+// most is the number of ready machines above which some are given up. A scaler's target holds for a while by itself.
+func (p *policy[M]) most() int {
+	if p.scaler != nil {
+		return p.target()
+	}
+	return p.cfg.MaxReady
+}
+
 // trim retires what is above the limits, and stale machines that have their replacement.
 func (p *policy[M]) trim() {
 	doomed := len(p.retired) + p.destroying
 	for p.ready.Len() > 0 {
 		oldest := p.ready.Front().Value.(*slot[M])
-		over := p.ready.Len() > p.cfg.MaxReady || p.live()-doomed > p.cfg.MaxMachines
+		over := p.ready.Len() > p.most() || p.live()-doomed > p.cfg.MaxMachines
 		replaced := oldest.stale && p.ready.Len() > p.target()
 		if !over && !replaced {
 			return

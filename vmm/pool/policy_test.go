@@ -9,12 +9,12 @@ import (
 // filled is a policy with n ready machines made at the given time. Nothing watches them: only the policy's own checks
 // stand between a bad machine and a claim.
 func filled(cfg Config, w *world, n int, at time.Time) *policy[*fakeMachine] {
-	p := newPolicy[*fakeMachine](cfg)
+	p := newPolicy[*fakeMachine](cfg, at)
 	for i := range n {
 		p.making++
 		m := &fakeMachine{w: w, id: i, madeAt: at, done: make(chan struct{})}
 		w.machines = append(w.machines, m)
-		p.made(m, 0, at)
+		p.made(m, ticket{}, at)
 	}
 	return p
 }
@@ -44,7 +44,7 @@ func TestOfferedMachineThatDiesIsNotHandedOut(t *testing.T) {
 		p.making++
 		m := &fakeMachine{w: w, id: i, done: make(chan struct{})}
 		w.machines = append(w.machines, m)
-		p.made(m, 0, now)
+		p.made(m, ticket{}, now)
 		m.die()
 	}
 	for _, wt := range []*waiter[*fakeMachine]{first, second} {
@@ -57,7 +57,7 @@ func TestOfferedMachineThatDiesIsNotHandedOut(t *testing.T) {
 	}
 	for _, want := range []*waiter[*fakeMachine]{first, second, third} { // back in their old places
 		p.making++
-		p.made(&fakeMachine{w: w, done: make(chan struct{})}, 0, now)
+		p.made(&fakeMachine{w: w, done: make(chan struct{})}, ticket{}, now)
 		if want.slot == nil {
 			t.Fatalf("claim %d was not next", want.number)
 		}
@@ -74,7 +74,7 @@ func TestClosedPoolWaitsForClaimsThatHaveNotTakenTheirMachine(t *testing.T) {
 	taking, leaving := p.wait(now), p.wait(now)
 	for range 2 {
 		p.making++
-		p.made(&fakeMachine{w: w, done: make(chan struct{})}, 0, now)
+		p.made(&fakeMachine{w: w, done: make(chan struct{})}, ticket{}, now)
 	}
 	p.shut()
 	if p.over() {
@@ -108,8 +108,8 @@ func TestAReleasedMachineMakesAdmissionAskedAnew(t *testing.T) {
 	if pl := p.plan(now); pl.makes != 2 {
 		t.Fatalf("%d makes", pl.makes)
 	}
-	p.makeRefused(0, now, errors.New("no memory"))
-	p.makeRefused(0, now, errors.New("no memory"))
+	p.makeRefused(ticket{}, now, errors.New("no memory"))
+	p.makeRefused(ticket{}, now, errors.New("no memory"))
 	if pl := p.plan(now); pl.makes != 0 || !pl.next.Equal(now.Add(refusedPause)) || p.stats(now).Admission != "no memory" {
 		t.Fatalf("after the refusal: %+v", pl)
 	}

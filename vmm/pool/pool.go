@@ -56,7 +56,7 @@ func New[M Machine](cfg Config, maker func(context.Context) (M, error), opts ...
 	}
 	p := &Pool[M]{
 		maker: maker, admit: o.admit, clock: o.clock, log: o.log,
-		wakes: make(chan struct{}, 1), policy: newPolicy[M](cfg),
+		wakes: make(chan struct{}, 1), policy: newPolicy[M](cfg, o.clock.Now()),
 	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	p.tasks.Go(p.manage)
@@ -140,7 +140,7 @@ func (p *Pool[M]) Resize(cfg Config) error {
 		return fmt.Errorf("resize pool: %w", err)
 	}
 	p.mu.Lock()
-	p.policy.cfg = cfg
+	p.policy.configure(cfg, p.clock.Now())
 	p.mu.Unlock()
 	p.wake()
 	return nil
@@ -205,7 +205,7 @@ func (p *Pool[M]) manage() {
 			p.tasks.Go(func() { p.destroy(s) })
 		}
 		for range pl.makes {
-			p.tasks.Go(func() { p.make(pl.epoch) })
+			p.tasks.Go(func() { p.make(pl.ticket) })
 		}
 		if !pl.next.IsZero() {
 			stop = p.clock.AfterFunc(max(0, pl.next.Sub(now)), p.wake)
@@ -214,12 +214,12 @@ func (p *Pool[M]) manage() {
 }
 
 // make makes one machine and takes it in.
-func (p *Pool[M]) make(epoch int) {
+func (p *Pool[M]) make(t ticket) {
 	defer p.wake()
 	if p.admit != nil {
 		if err := p.admit(); err != nil {
 			p.mu.Lock()
-			p.policy.makeRefused(epoch, p.clock.Now(), err)
+			p.policy.makeRefused(t, p.clock.Now(), err)
 			p.mu.Unlock()
 			return
 		}
@@ -230,9 +230,9 @@ func (p *Pool[M]) make(epoch int) {
 	var s *slot[M]
 	var opened bool
 	if err != nil {
-		opened = p.policy.makeFailed(epoch, now, err)
+		opened = p.policy.makeFailed(t, now, err)
 	} else {
-		s, opened, err = p.policy.made(m, epoch, now)
+		s, opened, err = p.policy.made(m, t, now)
 		p.tasks.Go(func() { p.watch(s) })
 	}
 	closed, until := p.policy.closed, p.policy.circuit.until

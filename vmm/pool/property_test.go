@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"github.com/ephemeral-run/ephemeral/vmm/pool/autoscale"
 )
 
 // TestPoolProperties drives a pool through random lives in virtual time: makes that end well, fail, hang or give dead
@@ -48,6 +50,9 @@ func life(t *rapid.T) {
 		MaxAge:            rapid.SampledFrom([]time.Duration{0, time.Second, time.Minute}).Draw(t, "max age"),
 		MakeTimeout:       5 * time.Second,
 		Yield:             rapid.SampledFrom([]time.Duration{0, 100 * time.Millisecond}).Draw(t, "yield"),
+	}
+	if rapid.Bool().Draw(t, "scales itself") {
+		cfg.Autoscale = autoscale.Config{TargetMissRate: 0.05, IdleReady: 1, IdleAfter: 2 * time.Minute, HalfLife: 10 * time.Second, HoldDown: 20 * time.Second}
 	}
 	w := &world{maxMachines: maxMachines, concurrency: cfg.RefillConcurrency, closeTime: 20 * time.Millisecond}
 	w.stubborn = rapid.Bool().Draw(t, "stubborn")
@@ -228,6 +233,9 @@ func (h *host) invariants() {
 	}
 	if s.Waiting > 0 && s.Ready > 0 {
 		h.t.Fatalf("%d claims wait beside %d ready machines", s.Waiting, s.Ready)
+	}
+	if s.Target > h.cfg.MaxReady || s.Reason == "" {
+		h.t.Fatalf("target %d above %d, or without a reason: %q", s.Target, h.cfg.MaxReady, s.Reason)
 	}
 	if s.Ready > h.cfg.MaxReady {
 		h.t.Fatalf("%d ready, more than %d", s.Ready, h.cfg.MaxReady)

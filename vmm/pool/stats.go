@@ -5,9 +5,10 @@ import "time"
 // Stats is what a pool looks like at one moment.
 type Stats struct {
 	Ready, Leased, Making int
-	Destroying            int // being destroyed, or waiting for it
-	Waiting               int // claims without a machine
-	Target                int // machines that should be ready
+	Destroying            int    // being destroyed, or waiting for it
+	Waiting               int    // claims without a machine
+	Target                int    // machines that should be ready
+	Reason                string // of the target, as a sentence
 
 	OldestReady time.Duration // how long the oldest ready machine has waited in the pool
 	LongestWait time.Duration // how long the first of the waiting claims has waited
@@ -35,12 +36,24 @@ type Totals struct {
 	Destroyed    int64         // machines the pool destroyed
 }
 
+// reason is why the target is what it is.
+func (p *policy[M]) reason() string {
+	switch {
+	case p.closed:
+		return "The pool is closed."
+	case p.scaler != nil:
+		return p.decision.Reason()
+	}
+	return "Set by EPHEMERAL_POOL_MIN_READY; the pool does not scale itself."
+}
+
 func (p *policy[M]) stats(now time.Time) Stats {
 	s := Stats{
 		Ready: p.ready.Len(), Leased: p.leased, Making: p.making, Destroying: len(p.retired) + p.destroying,
 		Waiting: p.waiters.Len(), Target: p.target(),
 		Circuit: p.circuit.state, Totals: p.totals,
 	}
+	s.Reason = p.reason()
 	if el := p.ready.Front(); el != nil {
 		s.OldestReady = now.Sub(el.Value.(*slot[M]).madeAt)
 	}
