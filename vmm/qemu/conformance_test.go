@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
@@ -15,11 +16,14 @@ import (
 	"github.com/ephemeral-run/ephemeral/vmm/vmmtest"
 )
 
-// config is the default one, with the program that the environment names.
+// config is the default one, with program and accelerator that the environment names.
 func config() qemu.Config {
-	c := qemu.Config{Path: os.Getenv("EPHEMERAL_QEMU"), Accel: "auto", TBSize: 64, VMGenID: true}
+	c := qemu.Config{Path: os.Getenv("EPHEMERAL_QEMU"), Accel: os.Getenv("EPHEMERAL_QEMU_ACCEL"), TBSize: 64, VMGenID: true}
 	if c.Path == "" {
 		c.Path = "qemu-system-x86_64"
+	}
+	if c.Accel == "" {
+		c.Accel = "auto"
 	}
 	return c
 }
@@ -53,7 +57,21 @@ func driver(t testing.TB, c qemu.Config) *qemu.Driver {
 }
 
 func TestConformance(t *testing.T) {
-	vmmtest.Run(t, vmmtest.Harness{Driver: driver(t, config()), Image: image(t)})
+	vmmtest.Run(t, vmmtest.Harness{Driver: driver(t, config()), Image: image(t), Slow: slow(t)})
+}
+
+// slow is what the environment says of this host: KVM may itself be inside an emulated machine. 0: nothing.
+func slow(t testing.TB) float64 {
+	t.Helper()
+	value := os.Getenv("EPHEMERAL_TEST_SLOW")
+	if value == "" {
+		return 0
+	}
+	factor, err := strconv.ParseFloat(value, 64)
+	if err != nil || factor < 1 {
+		t.Fatalf("EPHEMERAL_TEST_SLOW is %q, not a number from 1 on", value)
+	}
+	return factor
 }
 
 // TestOptionsOfTemplates makes a template without VM generation ID and with a console, as an operator may choose.
@@ -62,7 +80,7 @@ func TestOptionsOfTemplates(t *testing.T) {
 	c.VMGenID, c.Console = false, true
 	d := driver(t, c)
 	dir := t.TempDir()
-	h := vmmtest.Harness{Driver: d, Image: image(t)}
+	h := vmmtest.Harness{Driver: d, Image: image(t), Slow: slow(t)}
 	tpl := h.MakeTemplate(t, dir)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
