@@ -126,6 +126,9 @@ func (f *fixture) oneRun(ref string) error {
 	if err != nil || l == nil {
 		return err
 	}
+	if err := f.Start(f.ctx, l, Start{At: f.clock.now(), Machine: "m1"}); err != nil {
+		return err
+	}
 	if _, err := f.Authorize(f.ctx, l, Call{ID: "m", Kind: KindModel, Min: 1, Max: 5}); err != nil {
 		return err
 	}

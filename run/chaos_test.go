@@ -73,6 +73,7 @@ func (w *writer) work() {
 		return
 	}
 	ctx := w.f.ctx
+	end := Succeeded
 	switch w.rnd.IntN(10) {
 	case 0:
 		return // forgotten
@@ -80,6 +81,7 @@ func (w *writer) work() {
 		w.do(func() error { return w.s.Requeue(ctx, l) }, ErrLeaseLost)
 		return
 	case 2: // never started
+		end = Failed
 	default:
 		if !w.do(func() error { return w.s.Start(ctx, l, Start{At: time.Now(), Machine: string(l.Run)}) }, ErrLeaseLost) {
 			return
@@ -102,7 +104,7 @@ func (w *writer) work() {
 		}
 	}
 	if w.rnd.IntN(10) > 0 {
-		w.do(func() error { _, err := w.s.Settle(ctx, l, Outcome{At: time.Now(), State: Succeeded}); return err }, ErrLeaseLost)
+		w.do(func() error { _, err := w.s.Settle(ctx, l, Outcome{At: time.Now(), State: end}); return err }, ErrLeaseLost)
 	}
 }
 

@@ -29,7 +29,7 @@ func (s *Store) Start(ctx context.Context, l *Lease, st Start) error {
 	r, err := s.eval(ctx, startScript, []string{s.keys.run(string(l.Run)), s.keys.runEvents(string(l.Run))},
 		s.keys.events(), string(l.Run), l.Token, st.At.UnixMicro(), st.Machine, st.Image, st.Isolation, data)
 	if err == nil {
-		err = refused(r)
+		err = moved(r, l.Run, Running)
 	}
 	if err != nil {
 		return fmt.Errorf("start %s on machine %s: %w", l.Run, st.Machine, err)

@@ -126,6 +126,7 @@ func TestLargestAmounts(t *testing.T) {
 	f.want(err, ErrRange)
 	f.admit("o", maxMicros)
 	l := f.take()
+	f.begin(l)
 	granted, err := f.Authorize(f.ctx, l, Call{ID: "a", Kind: KindModel, Min: maxMicros, Max: maxMicros})
 	f.must(err)
 	f.same(granted, maxMicros)

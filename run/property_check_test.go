@@ -70,7 +70,7 @@ func (m *machine) drain() {
 		if l == nil {
 			break
 		}
-		if _, err := m.f.Settle(m.f.ctx, l, Outcome{State: Succeeded}); err != nil {
+		if _, err := m.f.Settle(m.f.ctx, l, Outcome{State: Failed}); err != nil {
 			m.t.Fatal(err)
 		}
 	}

@@ -313,6 +313,10 @@ func (m *machine) settle(*rapid.T) {
 		_, err := m.f.Settle(m.f.ctx, l, Outcome{At: m.f.clock.now(), State: state})
 		return err
 	})
+	if r.state == Starting && (state == Succeeded || state == TimedOut) {
+		m.expect("settle", err, ErrState)
+		return
+	}
 	m.expect("settle", err, nil)
 	m.end(r, state)
 	if done, err := m.f.Settle(m.f.ctx, l, Outcome{State: Failed}); err != nil || done.State != state {

@@ -67,15 +67,6 @@ const (
 	BudgetExhausted State = "budget_exhausted" // the hold could not pay for what came next
 )
 
-// Terminal tells whether the state is final.
-func (s State) Terminal() bool {
-	switch s {
-	case Succeeded, Failed, Cancelled, TimedOut, BudgetExhausted:
-		return true
-	}
-	return false
-}
-
 // Spec is what a client asks for, as accepted: defaults filled in.
 type Spec struct {
 	Prompt            string            `json:"prompt,omitempty"`

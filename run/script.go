@@ -29,7 +29,7 @@ func loadScript(name string) *script {
 	if err != nil {
 		panic(err)
 	}
-	return &script{name: name, Script: redis.NewScript(string(lib) + string(src))}
+	return &script{name: name, Script: redis.NewScript(stateTable() + string(lib) + string(src))}
 }
 
 // reply is what a script returned: a code and values.

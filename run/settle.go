@@ -38,7 +38,7 @@ var (
 // worker.destroyed with the money, results stored, all in one step. What calls still had set aside is released. The
 // record's stages are o.Stages and "settle", which takes up the rest until worker.destroyed; EndedAt is that moment.
 // Settling again returns the settled run as it is, whatever o says. Errors: ErrLeaseLost (another life owns or ended the
-// run), ErrRange (no terminal state, or a stream above 16 MiB), ErrUnavailable.
+// run), ErrState (a TransitionError: a run that never started can neither succeed nor time out), ErrRange (no terminal state, or a stream above 16 MiB), ErrUnavailable.
 //
 // Scripts put.lua and settle.lua.
 func (s *Store) Settle(ctx context.Context, l *Lease, o Outcome) (Run, error) {
@@ -70,7 +70,7 @@ func (s *Store) Settle(ctx context.Context, l *Lease, o Outcome) (Run, error) {
 		if r.code() == "AGAIN" {
 			return s.Get(ctx, l.Org, l.Run)
 		}
-		if err := refused(r); err != nil {
+		if err := moved(r, l.Run, o.State); err != nil {
 			return fail(err)
 		}
 		return settled(l, o, r, zdr)

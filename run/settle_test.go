@@ -148,6 +148,7 @@ func TestCancel(t *testing.T) {
 	yes, err := f.Renew(f.ctx, l)
 	f.must(err)
 	f.same(yes, true)
+	f.begin(l)
 	_, err = f.Settle(f.ctx, l, Outcome{State: Succeeded})
 	f.must(err)
 	r, err = f.Cancel(f.ctx, "o", l.Run)
@@ -185,6 +186,7 @@ func TestCancelAgainstTakeAndSettle(t *testing.T) {
 			f.same(f.get(id).State, Cancelled)
 			continue
 		}
+		f.begin(l)
 		wg.Go(func() {
 			if _, err := f.Settle(f.ctx, l, Outcome{State: Succeeded}); err != nil {
 				t.Error(err)
@@ -197,7 +199,7 @@ func TestCancelAgainstTakeAndSettle(t *testing.T) {
 		})
 		wg.Wait()
 		f.same(f.get(id).State, Succeeded)
-		f.same(f.types(id), []EventType{EventQueued, "succeeded", EventWorkerDestroyed})
+		f.same(f.types(id), []EventType{EventQueued, EventMicroVMReady, "succeeded", EventWorkerDestroyed})
 	}
 	f.same(f.balanced().Held, Micros(0))
 }

@@ -137,6 +137,12 @@ func (f *fixture) started(cost Micros) *Lease {
 	return l
 }
 
+// begin confirms a machine for the run.
+func (f *fixture) begin(l *Lease) {
+	f.t.Helper()
+	f.must(f.Start(f.ctx, l, Start{At: f.clock.now(), Machine: "m-" + string(l.Run), Image: "base", Isolation: "emulated"}))
+}
+
 func (f *fixture) must(err error) {
 	f.t.Helper()
 	if err != nil {

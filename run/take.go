@@ -152,7 +152,7 @@ func (s *Store) Requeue(ctx context.Context, l *Lease) error {
 		s.keys.events(), s.keys.work(), string(l.Run), l.Token, s.micros(), content, s.cfg.Retention.Milliseconds(),
 		s.cfg.Concurrency, endedCancelled.data, endedCancelled.outcome)
 	if err == nil {
-		err = refused(r)
+		err = moved(r, l.Run, Queued)
 	}
 	if err != nil {
 		return fmt.Errorf("requeue %s: %w", l.Run, err)

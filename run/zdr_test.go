@@ -168,6 +168,7 @@ func TestSnapshotWithContentIsReplaced(t *testing.T) {
 	}
 	wait("content in the snapshots", func() bool { return onDisk(t, dir, canary) })
 	l := f.take()
+	f.begin(l)
 	_, err = f.Settle(f.ctx, l, Outcome{State: Succeeded})
 	f.must(err)
 	wait("content gone from the disk", func() bool {

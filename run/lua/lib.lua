@@ -1,4 +1,5 @@
--- What the scripts share; it is put in front of each of them. Times are whole microseconds of the caller's clock,
+-- What the scripts share; it is put in front of each of them, after the table of states (states.go): terminal[state],
+-- legal[from][to]. Times are whole microseconds of the caller's clock,
 -- money is whole micro-dollars, both below 2^53, so that Lua's numbers hold them exactly.
 
 -- int writes a whole number; tostring would turn large ones into 1e+15.
@@ -6,8 +7,6 @@ local function int(n) return string.format('%.0f', n) end
 
 -- num reads a stored whole number; a missing one is 0.
 local function num(s) return tonumber(s or 0) or 0 end
-
-local terminal = {succeeded = true, failed = true, cancelled = true, timed_out = true, budget_exhausted = true}
 
 -- closing names the keys of one run and its organisation, in the order in which the scripts get them.
 local function closing(k)
@@ -110,8 +109,10 @@ end
 -- f: state, at (of the state), now (of the settlement), sum (of the stages known, from queued_us on), stored and live
 -- (data of the event named after the state), outcome (what the record keeps of how it ended).
 -- c: events and work (channels), limit (default concurrency), ttl (retention in ms).
--- Returns an error code instead, with nothing done, when the books do not fit the record.
+-- Returns an error code instead, with nothing done: 'STATE' when the run cannot get there from where it is, 'CORRUPT'
+-- when the books do not fit the record.
 local function finish(k, c, id, r, f)
+  if not legal[r.state][f.state] then return 'STATE' end
   local m = redis.call('HMGET', k.org, 'balance', 'held', 'charged', 'entries')
   local balance, held, charged, entries = num(m[1]), num(m[2]), num(m[3]), num(m[4])
   if r.charged + r.pending > r.reserved or r.charged ~= r.model + r.web + r.compute
@@ -149,8 +150,10 @@ local function finish(k, c, id, r, f)
   return nil
 end
 
--- requeue gives a run that never started back to the queue, at the place of its age.
+-- requeue gives a run that never started back to the queue, at the place of its age. Returns 'STATE' instead, with nothing
+-- done, when it has started.
 local function requeue(k, c, id, r)
+  if not legal[r.state].queued then return 'STATE' end
   forgive(k, r)
   redis.call('HSET', k.run, 'state', 'queued')
   redis.call('HDEL', k.run, 'node', 'taken_us', 'lease_us')
@@ -158,5 +161,6 @@ local function requeue(k, c, id, r)
   redis.call('ZREM', k.leases, id)
   redis.call('ZADD', k.queue, int(r.queued), id)
   relist(k.queue, k.active, k.org, k.ring, r.org, c.limit, c.work)
+  return nil
 end
 

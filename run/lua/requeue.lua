@@ -10,7 +10,7 @@ local r = load(k.run)
 if not r or r.token ~= tonumber(ARGV[4]) then return {'LEASE'} end
 if r.state == 'queued' then return {'OK'} end
 if not leased(r, r.token) then return {'LEASE'} end
-if r.state ~= 'starting' then return {'STATE', r.state} end
+if not legal[r.state].queued then return {'STATE', r.state} end
 local c = {events = ARGV[1], work = ARGV[2], ttl = ARGV[7], limit = tonumber(ARGV[8])}
 if r.cancel then
   forgive(k, r)

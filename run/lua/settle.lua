@@ -4,7 +4,7 @@
 --       stored, 10 as published ('': the same), 11 outcome for the record, 12 retention (ms), 13 default concurrency,
 --       then for output, stdout and stderr: how ('none', 'here' or 'put') and the bytes, or how many were put
 -- Returns {'OK', record} | {'AGAIN', record} (settled before) | {'LEASE'} | {'SHORT'} (a stream that was put is not
---         whole: put it again) | {'CORRUPT'}
+--         whole: put it again) | {'STATE', state} (it cannot end like that from there) | {'CORRUPT'}
 -- Safe to repeat: only the first acts.
 local k = closing(KEYS)
 local id = ARGV[3]
@@ -19,7 +19,7 @@ end
 local c = {events = ARGV[1], work = ARGV[2], ttl = ARGV[12], limit = tonumber(ARGV[13])}
 local broken = finish(k, c, id, r, {state = ARGV[5], at = tonumber(ARGV[6]), now = tonumber(ARGV[7]),
   sum = tonumber(ARGV[8]), stored = ARGV[9], live = ARGV[10], outcome = ARGV[11]})
-if broken then return {broken} end
+if broken then return {broken, r.state} end
 for i, key in ipairs(streams) do
   if ARGV[12 + 2 * i] == 'here' then redis.call('SET', key, ARGV[13 + 2 * i], 'PX', ARGV[12]) end
 end

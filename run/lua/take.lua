@@ -55,7 +55,7 @@ for _ = 1, 100 do
   else
     k = names(org, id)
     local r = load(k.run)
-    if not r or r.state ~= 'queued' then
+    if not r or not legal[r.state].starting then
       redis.call('ZREM', k.queue, id)
     else
       local turn = redis.call('INCR', turns)
