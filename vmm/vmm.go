@@ -113,7 +113,7 @@ type Command struct {
 	Args     []string   // Args[0] is the absolute path of the program
 	Files    []*os.File // inherited as descriptors 3, 4, ...
 	ReadOnly []string   // files and directories to see beside the system's libraries
-	Writable []string   // directories it may write to
+	Writable []string   // directories it may write to; the first is its working directory
 	Devices  []string   // e.g. /dev/kvm
 	Proc     bool       // show it /proc, of its own pid namespace only: for programs that open what they inherited by name
 	Stderr   io.Writer  // diagnostics of the program; bounded by the receiver

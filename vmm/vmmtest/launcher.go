@@ -43,6 +43,9 @@ func (l *Launcher) Launch(ctx context.Context, c vmm.Command) (vmm.Process, erro
 	}
 	cmd := exec.Command(c.Args[0], c.Args[1:]...)
 	cmd.ExtraFiles = c.Files
+	if len(c.Writable) > 0 {
+		cmd.Dir = c.Writable[0]
+	}
 	cmd.Stderr = c.Stderr
 	cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true, Pdeathsig: unix.SIGKILL}
 	started := make(chan error)

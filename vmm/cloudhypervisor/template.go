@@ -1,0 +1,311 @@
+package cloudhypervisor
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ephemeral-run/ephemeral/vmm"
+)
+
+// Files of a template beside its memory. The names of the first two are Cloud Hypervisor's.
+const (
+	configFile   = "config.json"
+	stateFile    = "state.json"
+	memoryFile   = "memory-ranges" // memory that was not in the file; there must be none
+	manifestFile = "cloud-hypervisor.json"
+
+	snapshotDir = "snapshot" // in the machine's directory, while a template is made
+	cloneDir    = "clone"    // in the machine's directory: what it was restored from
+)
+
+// Bounds of what is read of a template, in bytes. A configuration has 2 KB, a state 50 KB and more with more vCPUs.
+const (
+	maxConfig   = 256 << 10
+	maxState    = 64 << 20
+	maxManifest = 4096
+)
+
+// manifest is what a clone must have in common with the template's machine.
+type manifest struct {
+	Version string    `json:"version"`
+	CPU     string    `json:"cpu"`
+	Shape   vmm.Shape `json:"shape"`
+	NIC     bool      `json:"nic"`
+	Config  string    `json:"config_sha256"`
+	State   string    `json:"state_sha256"`
+}
+
+// Boot starts a machine from its image.
+func (d *Driver) Boot(ctx context.Context, s vmm.Spec) (vmm.Machine, error) {
+	if err := validate(s); err != nil {
+		return nil, fmt.Errorf("boot machine %s: %w", s.ID, err)
+	}
+	for _, path := range []string{s.Image.Kernel, s.Image.Initramfs, s.Image.RootFS} {
+		if _, err := os.Stat(path); err != nil {
+			return nil, fmt.Errorf("boot machine %s: %w", s.ID, err)
+		}
+	}
+	var writable []string
+	if s.RAM != "" {
+		owner, err := ownerOf(s.Dir)
+		if err == nil {
+			err = prepareRAM(s, owner)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("boot machine %s: memory file: %w", s.ID, err)
+		}
+		writable = []string{filepath.Dir(s.RAM)}
+	}
+	m, err := d.start(ctx, s, visible(s), writable)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.boot(ctx); err != nil {
+		return nil, m.abort(fmt.Errorf("boot machine %s: %w", s.ID, err))
+	}
+	return m, nil
+}
+
+// boot creates and starts the machine in a fresh process.
+func (m *machine) boot(ctx context.Context) error {
+	s := m.spec
+	if err := m.api.create(ctx, m.driver.bootConfig(s)); err != nil {
+		return err
+	}
+	if s.NIC != nil {
+		if err := m.withTap(func(fd int) error { return m.api.addNet(ctx, nicConfig(*s.NIC), fd) }); err != nil {
+			return err
+		}
+	}
+	if err := m.api.boot(ctx); err != nil {
+		return err
+	}
+	m.state = stateRunning
+	return m.hub.open()
+}
+
+// withTap calls fn with the tap's descriptor, or -1 when there is none to pass on.
+func (m *machine) withTap(fn func(fd int) error) error {
+	if m.spec.NIC == nil || m.spec.NIC.File == nil {
+		return fn(-1)
+	}
+	raw, err := m.spec.NIC.File.SyscallConn() // unlike Fd, keeps it from being closed meanwhile
+	if err != nil {
+		return fmt.Errorf("tap: %w", err)
+	}
+	cerr := raw.Control(func(fd uintptr) { err = fn(int(fd)) })
+	return errors.Join(cerr, err)
+}
+
+// Snapshot makes a template of the machine: its state goes to dir, its memory is in spec.RAM already. The machine can
+// only be closed afterwards.
+func (m *machine) Snapshot(ctx context.Context, dir string) error {
+	return m.operate(ctx, "snapshot", func(ctx context.Context) error {
+		switch {
+		case m.spec.RAM == "":
+			return fmt.Errorf("%w: its memory is not in a file", vmm.ErrState)
+		case m.state != statePaused:
+			return fmt.Errorf("%w: it is %s", vmm.ErrState, m.state)
+		case m.hub.connected():
+			return fmt.Errorf("%w: it is connected", vmm.ErrState)
+		case m.snapshotted:
+			return fmt.Errorf("%w: it was snapshotted", vmm.ErrState)
+		}
+		m.snapshotted = true // from here on the file must not change
+		return m.save(ctx, dir)
+	})
+}
+
+// save has the process write into its own directory, and takes what it wrote from there: it needs no access to the
+// template's, and what it wrote is checked.
+func (m *machine) save(ctx context.Context, dir string) (err error) {
+	from := filepath.Join(m.spec.Dir, snapshotDir)
+	if err := os.Mkdir(from, 0o700); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(from)) }()
+	if err := os.Lchown(from, m.hub.owner, -1); err != nil {
+		return err
+	}
+	if err := m.api.snapshot(ctx, from); err != nil {
+		return err
+	}
+	if _, err := os.Lstat(filepath.Join(from, memoryFile)); !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("the snapshot has memory of its own (%v)", err)
+	}
+	w := manifest{Version: m.driver.program.Version, CPU: m.driver.CPUModel(), Shape: m.spec.Shape, NIC: m.spec.NIC != nil}
+	if w.Config, err = keep(filepath.Join(from, configFile), filepath.Join(dir, configFile), maxConfig); err != nil {
+		return err
+	}
+	if w.State, err = keep(filepath.Join(from, stateFile), filepath.Join(dir, stateFile), maxState); err != nil {
+		return err
+	}
+	content, err := json.Marshal(w)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, manifestFile), append(content, '\n'), 0o444)
+}
+
+// keep copies a file that the process has written, and returns its digest. Clones read it under other users.
+func keep(from, to string, limit int64) (string, error) {
+	content, err := readFile(from, limit)
+	if err != nil {
+		return "", err
+	}
+	f, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o444)
+	if err != nil {
+		return "", err
+	}
+	_, err = f.Write(content)
+	if err = errors.Join(err, f.Chmod(0o444), f.Sync(), f.Close()); err != nil {
+		return "", errors.Join(err, os.Remove(to))
+	}
+	return digest(content), nil
+}
+
+// readFile reads a regular file of at most limit bytes.
+func readFile(path string, limit int64) ([]byte, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() || info.Size() > limit {
+		return nil, fmt.Errorf("%s: %v of %d bytes, not a file of at most %d", path, info.Mode(), info.Size(), limit)
+	}
+	content, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err == nil && int64(len(content)) > limit {
+		err = fmt.Errorf("%s has more than %d bytes", path, limit)
+	}
+	return content, err
+}
+
+func digest(content []byte) string {
+	sum := sha256.Sum256(content)
+	return hex.EncodeToString(sum[:])
+}
+
+// Restore starts a machine from a template and returns it paused.
+func (d *Driver) Restore(ctx context.Context, t vmm.Template, s vmm.Spec) (vmm.Machine, error) {
+	s.Image, s.RAM = t.Image, ""
+	if s.Shape == (vmm.Shape{}) {
+		s.Shape = t.Shape
+	}
+	if err := validate(s); err != nil {
+		return nil, fmt.Errorf("restore machine %s: %w", s.ID, err)
+	}
+	config, err := d.fit(t, s)
+	if err != nil {
+		return nil, fmt.Errorf("restore machine %s: %w: %w", s.ID, vmm.ErrTemplate, err)
+	}
+	dir := filepath.Join(s.Dir, cloneDir)
+	if err := writeClone(dir, config, filepath.Join(t.Dir, stateFile)); err != nil {
+		return nil, fmt.Errorf("restore machine %s: %w", s.ID, err)
+	}
+	readOnly := append([]string{t.RAM, filepath.Join(t.Dir, stateFile), s.Image.RootFS}, visibleNIC(s)...)
+	m, err := d.start(ctx, s, readOnly, nil)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.restore(ctx, dir); err != nil {
+		return nil, m.abort(fmt.Errorf("restore machine %s: %w", s.ID, err))
+	}
+	return m, nil
+}
+
+// restore loads the template in a fresh process.
+func (m *machine) restore(ctx context.Context, dir string) error {
+	err := m.withTap(func(fd int) error { return m.api.restore(ctx, dir, fd) })
+	var refused *APIError
+	if errors.As(err, &refused) && unfit(refused) {
+		return fmt.Errorf("%w: %w", vmm.ErrTemplate, err)
+	}
+	if err != nil {
+		return err
+	}
+	m.state = statePaused
+	return m.hub.open()
+}
+
+// unfit tells whether a refused restore is the template's fault. Its files are as they were made, so what remains is a host
+// on which it cannot run: another CPU. Everything else, a tap or a socket for example, is the clone's.
+func unfit(e *APIError) bool {
+	return e.says("CPUID") || e.says("CpuId") || e.says("deserialize") || e.says("Failed to restore CPU") || e.says("MSR")
+}
+
+// writeClone makes the directory that a clone is restored from: its own configuration, and the template's state.
+func writeClone(dir string, config []byte, state string) error {
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return err
+	}
+	// The process may run under another user, whatever the umask here is.
+	if err := os.Chmod(dir, 0o755); err != nil {
+		return err
+	}
+	path := filepath.Join(dir, configFile)
+	if err := os.WriteFile(path, config, 0o444); err != nil {
+		return err
+	}
+	return errors.Join(os.Chmod(path, 0o444), os.Symlink(state, filepath.Join(dir, stateFile)))
+}
+
+// fit compares a template with what a clone here would be, and returns the clone's configuration.
+func (d *Driver) fit(t vmm.Template, s vmm.Spec) ([]byte, error) {
+	content, err := readFile(filepath.Join(t.Dir, manifestFile), maxManifest)
+	if err != nil {
+		return nil, err
+	}
+	var got manifest
+	if err := json.Unmarshal(content, &got); err != nil {
+		return nil, fmt.Errorf("read %s: %w", manifestFile, err)
+	}
+	ram, err := os.Stat(t.RAM)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case t.Driver != d.Name():
+		return nil, fmt.Errorf("made by driver %q", t.Driver)
+	case t.Version != d.program.Version:
+		return nil, fmt.Errorf("made with version %s, this is %s", t.Version, d.program.Version)
+	case got.Version != d.program.Version:
+		return nil, fmt.Errorf("made with version %s, this is %s", got.Version, d.program.Version)
+	case got.CPU != d.CPUModel():
+		return nil, fmt.Errorf("made on CPU %q, this is %q", got.CPU, d.CPUModel())
+	case got.Shape != s.Shape:
+		return nil, fmt.Errorf("its shape is %+v, not %+v", got.Shape, s.Shape)
+	case got.NIC != (s.NIC != nil):
+		return nil, fmt.Errorf("network card in the template: %t, in the machine: %t", got.NIC, s.NIC != nil)
+	case !clean(t.RAM) || !clean(t.Dir):
+		return nil, fmt.Errorf("its paths %q and %q are not absolute and plain", t.Dir, t.RAM)
+	case !ram.Mode().IsRegular() || ram.Size() != int64(got.Shape.MemoryMiB)<<20:
+		return nil, fmt.Errorf("its memory is %v of %d bytes, not a file of %d MiB", ram.Mode(), ram.Size(), got.Shape.MemoryMiB)
+	}
+	state, err := readFile(filepath.Join(t.Dir, stateFile), maxState)
+	if err != nil {
+		return nil, err
+	}
+	config, err := readFile(filepath.Join(t.Dir, configFile), maxConfig)
+	if err != nil {
+		return nil, err
+	}
+	if digest(state) != got.State || digest(config) != got.Config {
+		return nil, errors.New("its state or configuration is not what was saved")
+	}
+	return cloneConfig(config, s, t.RAM, d.landlock)
+}
