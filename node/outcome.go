@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/ephemeral-run/ephemeral/node/guest"
 	"github.com/ephemeral-run/ephemeral/run"
@@ -18,9 +19,15 @@ func (e *workerError) Error() string { return e.code + ": " + e.detail }
 // workerCodes are the codes a worker may report. Any other becomes worker_error: the guest is not trusted to invent one.
 var workerCodes = map[string]bool{"model_error": true, "step_limit": true, "worker_error": true}
 
+// endingTime is how long after its connections broke the end of a machine may be noticed.
+const endingTime = 500 * time.Millisecond
+
 // failed says how a run ended whose step failed. The cause of ctx, where there is one, is the reason and the step's error
 // only its consequence.
 func (x *execution) failed(ctx context.Context, err error) run.Outcome {
+	if x.machine != nil && context.Cause(ctx) == nil {
+		err = explain(err, x.machine.Done())
+	}
 	if cause := context.Cause(ctx); cause != nil {
 		err = cause
 	}
@@ -52,6 +59,20 @@ func (x *execution) failed(ctx context.Context, err error) run.Outcome {
 	default:
 		x.Log.Error("run failed", "run", x.lease.Run, "error", err)
 		return failure("internal", "the node could not carry out the run")
+	}
+}
+
+// explain returns errMachineLost for a broken connection whose reason is that the machine ended: whether the host sees the
+// one or the other first is chance.
+func explain(err error, ended <-chan struct{}) error {
+	if !errors.Is(err, guest.ErrLost) && !errors.Is(err, guest.ErrNotPrepared) {
+		return err
+	}
+	select {
+	case <-ended:
+		return errMachineLost
+	case <-time.After(endingTime):
+		return err
 	}
 }
 
