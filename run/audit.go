@@ -2,10 +2,8 @@ package run
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"regexp"
-	"strconv"
-	"strings"
 )
 
 // maxDifferences bounds a report; one difference is enough to fail.
@@ -42,8 +40,8 @@ func (r *AuditReport) differ(format string, args ...any) {
 
 // Audit recomputes every account from the ledger's entries and the runs' records, and every run's money from its calls,
 // and reports what differs:
-//   - deposits are the sum of the deposit entries, charges of the charge entries, balance = deposits - charges, and no
-//     entry is missing from their sequence;
+//   - deposits are the sum of the deposit entries, charges of the charge entries, balance = deposits - charges, no entry is
+//     missing from their sequence, and each left the balance that those before it and itself add up to;
 //   - held is the sum of the holds of runs that have not ended, and available is not negative;
 //   - of each run: 0 <= charged + pending <= reserved, charged = model + web + compute = its captured calls, pending = its
 //     unfinished calls; an ended one has charged + released = reserved, nothing pending, and exactly its charge in the
@@ -73,7 +71,8 @@ func (s *Store) Audit(ctx context.Context) (AuditReport, error) {
 // auditOrg checks one account against its ledger and open holds.
 func (s *Store) auditOrg(ctx context.Context, org string, rep *AuditReport) error {
 	prefix, suffix := s.keys.runAround()
-	r, err := s.eval(ctx, auditOrgScript, []string{s.keys.org(org), s.keys.queue(org), s.keys.active(org)}, prefix, suffix)
+	r, err := s.eval(ctx, auditOrgScript, []string{s.keys.org(org), s.keys.queue(org), s.keys.active(org),
+		s.keys.ledger(org), s.keys.entries(org)}, prefix, suffix)
 	if err != nil {
 		return err
 	}
@@ -81,8 +80,9 @@ func (s *Store) auditOrg(ctx context.Context, org string, rep *AuditReport) erro
 		rep.differ("organisation %s is listed and has no account", org)
 		return nil
 	}
-	var v [7]int64
-	for i, name := range []string{"balance", "held", "deposits", "charged", "entries", "open holds", "sum of open holds"} {
+	var v [9]int64
+	for i, name := range []string{"balance", "held", "deposits", "charged", "entries", "open holds", "sum of open holds",
+		"entries by name", "entries in order"} {
 		if v[i], err = r.int(i + 1); err != nil {
 			rep.differ("account %s: %s is no number: %.40q", org, name, r.text(i+1))
 			return nil
@@ -95,6 +95,9 @@ func (s *Store) auditOrg(ctx context.Context, org string, rep *AuditReport) erro
 	sums, err := s.sumLedger(ctx, org, v[4], rep)
 	if err != nil {
 		return err
+	}
+	if v[7] != v[4] || v[8] != v[4] {
+		rep.differ("ledger %s: %d entries were made, %d are there by name and %d in order", org, v[4], v[7], v[8])
 	}
 	check := func(what string, is, want Micros) {
 		if is != want {
@@ -113,62 +116,36 @@ func (s *Store) auditOrg(ctx context.Context, org string, rep *AuditReport) erro
 
 type ledgerSums struct{ deposits, charges Micros }
 
-// entry is one line of a ledger: "number time amount", and for a charge its split.
-type entry struct {
-	number, at          int64
-	amount              Micros
-	model, web, compute Micros
-}
-
-var entryPattern = regexp.MustCompile(`^(\d{1,16}) (\d{1,16}) (-?\d{1,16})(?: (\d{1,16}) (\d{1,16}) (\d{1,16}))?$`)
-
-func parseEntry(raw string) (e entry, ok bool) {
-	m := entryPattern.FindStringSubmatch(raw)
-	if m == nil {
-		return entry{}, false
-	}
-	n := func(i int) int64 {
-		v, _ := strconv.ParseInt(m[i], 10, 64) // the pattern admits numbers only; empty is 0
-		return v
-	}
-	return entry{number: n(1), at: n(2), amount: Micros(n(3)), model: Micros(n(4)), web: Micros(n(5)), compute: Micros(n(6))}, true
-}
-
-// sumLedger adds up the entries up to the given number, each of which must be there once; later ones were made meanwhile.
+// sumLedger adds up the entries up to the given number, in order; later ones were made meanwhile. It stops at the first
+// that is missing, damaged or leaves another balance than it should.
 func (s *Store) sumLedger(ctx context.Context, org string, count int64, rep *AuditReport) (sums ledgerSums, err error) {
-	seen := map[int64]string{} // entries by their number
-	var cursor uint64
-	for {
-		list, next, err := s.rdb.HScan(ctx, s.keys.ledger(org), cursor, "", 1000).Result()
+	for n := int64(0); n < count; {
+		page, err := s.entries(ctx, org, n, min(maxEntries, count-n))
 		if err != nil {
-			return sums, fmt.Errorf("read ledger: %w", unavailable(err))
+			var bad *damagedEntry
+			if errors.As(err, &bad) {
+				rep.differ("ledger %s: %v", org, bad)
+				return sums, nil
+			}
+			return sums, err
 		}
-		for i := 0; i+1 < len(list); i += 2 {
-			e, ok := parseEntry(list[i+1])
-			kind, _, _ := strings.Cut(list[i], ":")
-			if !ok || (kind != "d" && kind != "c") || e.amount < 0 && kind == "c" {
-				rep.differ("ledger %s: entry %.80q is damaged", org, list[i])
-				continue
-			}
-			if e.number > count || seen[e.number] == list[i] { // a scan may show an entry twice
-				continue
-			}
-			if first := seen[e.number]; first != "" {
-				rep.differ("ledger %s: entries %.80q and %.80q have the same number", org, first, list[i])
-			}
-			seen[e.number] = list[i]
-			if kind == "d" {
-				sums.deposits += e.amount
+		if len(page) == 0 {
+			rep.differ("ledger %s: entry %d of %d is missing", org, n+1, count)
+			return sums, nil
+		}
+		for _, e := range page {
+			if e.Kind == EntryCharge {
+				sums.charges -= e.Amount
 			} else {
-				sums.charges += e.amount
+				sums.deposits += e.Amount
+			}
+			if balance := sums.deposits - sums.charges; e.Balance != balance {
+				rep.differ("ledger %s: after entry %d, %s, the balance is %d micro-dollars, by the entries so far it is %d",
+					org, e.Number, e.name(), e.Balance, balance)
+				return sums, nil
 			}
 		}
-		if cursor = next; cursor == 0 {
-			break
-		}
-	}
-	if int64(len(seen)) != count {
-		rep.differ("ledger %s: %d of %d entries are there", org, len(seen), count)
+		n += int64(len(page))
 	}
 	return sums, nil
 }

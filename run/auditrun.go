@@ -35,9 +35,9 @@ func (s *Store) auditRuns(ctx context.Context, org string, rep *AuditReport) err
 func (s *Store) auditRun(org, id string, r reply, rep *AuditReport) {
 	if r.code() == "NOTFOUND" {
 		// The record has expired; its charge stays in the ledger.
-		e, ok := parseEntry(r.text(1))
-		if ok && s.now().UnixMicro()-e.at < s.cfg.Retention.Microseconds() {
-			rep.differ("run %s: charged %d micro-dollars, and its record is gone before its time", id, e.amount)
+		e, ok := parseEntry("c:"+id, r.text(1))
+		if ok && s.now().Sub(e.At) < s.cfg.Retention {
+			rep.differ("run %s: charged %d micro-dollars, and its record is gone before its time", id, -e.Amount)
 		}
 		return
 	}
@@ -128,15 +128,15 @@ func (b *book) checkEnded(raw string) {
 	if b.pending != 0 || b.charged+b.released != b.reserved {
 		b.differ("ended, reserved %d micro-dollars, charged %d, released %d, pending %d", b.reserved, b.charged, b.released, b.pending)
 	}
-	e, ok := parseEntry(raw)
+	e, ok := parseEntry("c:"+b.id, raw)
 	switch {
 	case raw == "" && b.charged == 0:
 	case raw == "":
 		b.differ("charged %d micro-dollars, and the ledger has no entry", b.charged)
 	case !ok:
 		b.differ("its ledger entry is damaged")
-	case e.amount != b.charged || e.model != b.kinds[KindModel] || e.web != b.kinds[KindWeb] || e.compute != b.kinds[KindCompute]:
-		b.differ("charged %d micro-dollars, by the ledger it is %d", b.charged, e.amount)
+	case -e.Amount != b.charged || e.Model != b.kinds[KindModel] || e.Web != b.kinds[KindWeb] || e.Compute != b.kinds[KindCompute]:
+		b.differ("charged %d micro-dollars, by the ledger it is %d", b.charged, -e.Amount)
 	}
 }
 

@@ -7,7 +7,7 @@ import (
 )
 
 // schema is the version of what the store keeps; a cell written by another version is refused.
-const schema = "1"
+const schema = "2"
 
 // keys builds every Redis key and channel of one cell. All carry the cell's hash tag, so that a cell fits one slot of a
 // Redis Cluster. Organisations are [a-z0-9_-], run ids and key ids likewise: nothing needs quoting.
@@ -35,6 +35,9 @@ func (k keys) queue(org string) string  { return k.at("org", org, "queue") }  //
 func (k keys) active(org string) string { return k.at("org", org, "active") } // set: leased runs
 func (k keys) runs(org string) string   { return k.at("org", org, "runs") }   // zset: all runs kept, by id
 func (k keys) ledger(org string) string { return k.at("org", org, "ledger") } // hash: entries d:<reference>, c:<run>
+
+// entries has the ledger's entries in order: the n-th is entry n, "name balance", with the balance after it.
+func (k keys) entries(org string) string { return k.at("org", org, "entries") } // list
 
 // orgKeys indexes the API keys of an organisation, or the admin keys when org is empty.
 func (k keys) orgKeys(org string) string {
@@ -70,7 +73,7 @@ func (k keys) names(id string) string { return k.at("run", id, "names") } // set
 // closing lists the keys that ending a run touches, in the order that the scripts expect (closing() in lib.lua).
 func (k keys) closing(org, id string) []string {
 	return []string{k.run(id), k.runEvents(id), k.calls(id), k.spec(id), k.output(id), k.stdout(id), k.stderr(id),
-		k.org(org), k.queue(org), k.active(org), k.ledger(org), k.leases(), k.ring(), k.names(id), k.stain()}
+		k.org(org), k.queue(org), k.active(org), k.ledger(org), k.leases(), k.ring(), k.names(id), k.stain(), k.entries(org)}
 }
 
 // runAround is what stands before and after a run's id in the key of its record.

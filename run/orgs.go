@@ -126,7 +126,7 @@ func (s *Store) Credit(ctx context.Context, org string, amount Micros, ref strin
 	case !refPattern.MatchString(ref):
 		return Account{}, fmt.Errorf("reference of a credit: want 1 to 200 visible ASCII characters: %w", ErrRange)
 	}
-	r, err := s.eval(ctx, creditScript, []string{s.keys.org(org), s.keys.ledger(org)},
+	r, err := s.eval(ctx, creditScript, []string{s.keys.org(org), s.keys.ledger(org), s.keys.entries(org)},
 		int64(amount), ref, s.micros(), int64(maxMicros))
 	if err == nil {
 		err = refused(r)

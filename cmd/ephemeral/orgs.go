@@ -2,9 +2,13 @@ package main
 
 import (
 	"context"
+	"encoding/csv"
+	"encoding/json"
 	"fmt"
 	"io"
+	"strconv"
 	"text/tabwriter"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/spf13/cobra"
@@ -15,10 +19,10 @@ import (
 func orgsCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "orgs",
-		Short: "Create organisations, give them credit, audit their accounts",
+		Short: "Create organisations, give them credit, show and audit their accounts",
 		Long:  "Works on the cell's Redis: EPHEMERAL_REDIS_URL, or the private one of a running \"ephemeral serve\" with the same EPHEMERAL_DATA_DIR.",
 	}
-	cmd.AddCommand(orgsCreateCommand(), orgsListCommand(), orgsCreditCommand(), orgsAuditCommand())
+	cmd.AddCommand(orgsCreateCommand(), orgsListCommand(), orgsCreditCommand(), orgsStatementCommand(), orgsAuditCommand())
 	return cmd
 }
 
@@ -131,13 +135,115 @@ func orgsCreditCommand() *cobra.Command {
 	return cmd
 }
 
+func orgsStatementCommand() *cobra.Command {
+	format := "csv"
+	var after int64
+	var limit int
+	cmd := &cobra.Command{
+		Use:   "statement ORG",
+		Short: "Write an account's statement: every deposit, correction and charge",
+		Long: `Writes the ledger of an organisation's account as CSV (RFC 4180, with a header) or as a JSON array: deposits, corrections and
+the charge of each settled run, in the order in which they were made, with the balance after each. Amounts are micro-dollars,
+negative where the balance went down. Entries are numbered from 1 without gaps and never change: --after continues where an
+earlier statement ended.`,
+		Example: `  ephemeral orgs statement org_... > statement.csv
+  ephemeral orgs statement org_... --after 1200 --limit 100 --output json`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if after < 0 || limit < 0 {
+				return fmt.Errorf("--after and --limit must not be negative")
+			}
+			write, done, err := statementWriter(cmd.OutOrStdout(), format)
+			if err != nil {
+				return err
+			}
+			return withStore(cmd, func(ctx context.Context, s *run.Store) error {
+				if err := copyStatement(ctx, s, args[0], after, limit, write); err != nil {
+					return err
+				}
+				return done()
+			})
+		},
+	}
+	cmd.Flags().StringVarP(&format, "output", "o", format, "csv or json")
+	cmd.Flags().Int64Var(&after, "after", 0, "number of the entry to start behind")
+	cmd.Flags().IntVar(&limit, "limit", 0, "most entries to write (0: all)")
+	return cmd
+}
+
+// copyStatement writes the entries after the given one, page by page: a long ledger is never in memory.
+func copyStatement(ctx context.Context, s *run.Store, org string, after int64, limit int, write func(run.Entry) error) error {
+	const page = 1000
+	for left := limit; limit == 0 || left > 0; left -= page {
+		want := page
+		if limit > 0 {
+			want = min(left, page)
+		}
+		entries, err := s.Statement(ctx, org, after, want)
+		if err != nil {
+			return err
+		}
+		for _, e := range entries {
+			if err := write(e); err != nil {
+				return fmt.Errorf("write the statement: %w", err)
+			}
+			after = e.Number
+		}
+		if len(entries) < want {
+			return nil
+		}
+	}
+	return nil
+}
+
+// statementWriter writes entries in the format; done ends the document.
+func statementWriter(w io.Writer, format string) (write func(run.Entry) error, done func() error, err error) {
+	switch format {
+	case "csv":
+		out := csv.NewWriter(w)
+		if err := out.Write([]string{"number", "at", "kind", "reference", "run", "amount_micros", "model_micros", "web_micros",
+			"compute_micros", "balance_micros"}); err != nil {
+			return nil, nil, err
+		}
+		write = func(e run.Entry) error {
+			row := []string{strconv.FormatInt(e.Number, 10), e.At.Format(time.RFC3339Nano), string(e.Kind), e.Reference, string(e.Run)}
+			for _, m := range []run.Micros{e.Amount, e.Model, e.Web, e.Compute, e.Balance} {
+				row = append(row, strconv.FormatInt(int64(m), 10))
+			}
+			return out.Write(row)
+		}
+		return write, func() error { out.Flush(); return out.Error() }, nil
+	case "json":
+		before := "[\n  "
+		write = func(e run.Entry) error {
+			line, err := json.Marshal(e)
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(w, "%s%s", before, line)
+			before = ",\n  "
+			return err
+		}
+		return write, func() error {
+			if before == "[\n  " {
+				_, err := fmt.Fprintln(w, "[]")
+				return err
+			}
+			_, err := fmt.Fprint(w, "\n]\n")
+			return err
+		}, nil
+	}
+	return nil, nil, fmt.Errorf("--output is %q: it must be csv or json", format)
+}
+
 func orgsAuditCommand() *cobra.Command {
 	var output outputFormat
 	cmd := &cobra.Command{
 		Use:   "audit",
 		Short: "Recompute every account and prove that no money is lost or made",
 		Long: `Recomputes every account from its records and ledger, and checks conservation: deposits = balance + charges,
-held = sum of open holds, and 0 <= charged <= reserved for every run. Exits with 1 and names the differences if it fails.`,
+held = sum of open holds, and 0 <= charged <= reserved for every run. Exits with 1 and names the differences if it fails; the
+first of an account is the first entry of its ledger that leaves another balance than the entries up to it add up to.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return withStore(cmd, func(ctx context.Context, s *run.Store) error {
@@ -172,7 +278,7 @@ func printAudit(w io.Writer, r run.AuditReport) {
 		fmt.Fprintln(w, "conserved: deposits = balance + charges; held = open holds")
 		return
 	}
-	fmt.Fprintf(w, "NOT CONSERVED: %d differences\n", len(r.Differences))
+	fmt.Fprintf(w, "NOT CONSERVED: %d differences, the first:\n", len(r.Differences))
 	for _, d := range r.Differences {
 		fmt.Fprintln(w, "  "+d)
 	}

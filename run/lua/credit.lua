@@ -1,5 +1,5 @@
 -- credit: a deposit, or a correction when negative, as a ledger entry.
--- KEYS: 1 org, 2 ledger    ARGV: 1 amount, 2 reference, 3 now, 4 largest balance
+-- KEYS: 1 org, 2 ledger, 3 entries    ARGV: 1 amount, 2 reference, 3 now, 4 largest balance
 -- Returns {'OK'} | {'NOTFOUND'} | {'CONFLICT'} (reference used for another amount) | {'FUNDS'} | {'RANGE'}
 -- Safe to repeat: by the reference.
 local amount = tonumber(ARGV[1])
@@ -15,5 +15,5 @@ local balance, deposits, entries = num(o[1]) + amount, num(o[3]) + amount, num(o
 if balance < num(o[2]) then return {'FUNDS'} end
 if balance > tonumber(ARGV[4]) or deposits > tonumber(ARGV[4]) then return {'RANGE'} end
 redis.call('HSET', KEYS[1], 'balance', int(balance), 'deposits', int(deposits), 'entries', int(entries))
-redis.call('HSET', KEYS[2], entry, int(entries) .. ' ' .. ARGV[3] .. ' ' .. int(amount))
+enter(KEYS[2], KEYS[3], entry, entries, ARGV[3] .. ' ' .. int(amount), balance)
 return {'OK'}

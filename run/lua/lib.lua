@@ -12,7 +12,7 @@ local function num(s) return tonumber(s or 0) or 0 end
 local function closing(k)
   return {run = k[1], events = k[2], calls = k[3], spec = k[4], output = k[5], stdout = k[6], stderr = k[7],
     org = k[8], queue = k[9], active = k[10], ledger = k[11], leases = k[12], ring = k[13], names = k[14],
-    stain = k[15]}
+    stain = k[15], entries = k[16]}
 end
 
 -- load reads the fields of a run's record that transitions decide on; nil when there is no such run.
@@ -97,6 +97,12 @@ local function unhide(run, spec, stain)
   if busy or count ~= num(redis.call('HGET', run, 'snapshots')) then redis.call('SET', stain, '1') end
 end
 
+-- enter writes entry n of a ledger: under its name, for look-ups, and in its place with the balance after it, for statements.
+local function enter(ledger, entries, name, n, line, balance)
+  redis.call('HSET', ledger, name, int(n) .. ' ' .. line)
+  redis.call('RPUSH', entries, name .. ' ' .. int(balance))
+end
+
 -- forgive takes back everything that a run was charged which never started: it costs nothing, and its next attempt may use
 -- the same call ids.
 local function forgive(k, r)
@@ -135,8 +141,8 @@ local function finish(k, c, id, r, f)
   if r.charged > 0 then
     entries = entries + 1
     redis.call('HSET', k.org, 'entries', int(entries))
-    redis.call('HSET', k.ledger, 'c:' .. id, int(entries) .. ' ' .. int(r.at) .. ' ' .. int(r.charged) .. ' '
-      .. int(r.model) .. ' ' .. int(r.web) .. ' ' .. int(r.compute))
+    enter(k.ledger, k.entries, 'c:' .. id, entries, int(r.at) .. ' ' .. int(r.charged) .. ' ' .. int(r.model) .. ' '
+      .. int(r.web) .. ' ' .. int(r.compute), balance - r.charged)
   end
   if r.zdr then unhide(k.run, k.spec, k.stain) end
   redis.call('DEL', k.names)

@@ -2,7 +2,7 @@
 -- KEYS: 1 ring, 2 turn, 3 leases, 4 answer (remembers what this call took)
 -- ARGV: 1 events channel, 2 work channel, 3 node, 4 now, 5 end of the lease, 6 lifetime of the answer (ms),
 --       7 default concurrency, 8 retention (ms), 9 ended data and 10 outcome of a run whose content is gone,
---       11 to 25 the keys of a run, with <run> and <org> in them, in the order of closing()
+--       from 11 on the keys of a run, with <run> and <org> in them, in the order of closing()
 -- Returns {'OK', run id, org, token, queued_us, reserved, request, spec ('': the request is whole)} | {'NONE'} |
 --         {'CORRUPT', run id}
 -- Safe to repeat with the same answer key: it gives the same lease again.
@@ -12,7 +12,7 @@ local c = {events = ARGV[1], work = ARGV[2], limit = limit, ttl = ARGV[8]}
 
 local function names(org, id)
   local k = {}
-  for i = 11, 25 do k[#k + 1] = (ARGV[i]:gsub('<run>', id):gsub('<org>', org)) end
+  for i = 11, #ARGV do k[#k + 1] = (ARGV[i]:gsub('<run>', id):gsub('<org>', org)) end
   return closing(k)
 end
 
