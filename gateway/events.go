@@ -49,13 +49,6 @@ func (s *Server) getEvents(ctx context.Context, c *fiber.Ctx, key run.Key) error
 // streamEvents answers with server-sent events. Everything that can be refused is refused before the first byte. A
 // client that has the last event of an ended run is told not to come again: 204 stops an EventSource.
 func (s *Server) streamEvents(ctx context.Context, c *fiber.Ctx, key run.Key, id run.ID, after int64) error {
-	r := s.hub.join(id) // before the store is read, so that nothing falls between
-	joined := true
-	defer func() {
-		if joined {
-			s.hub.leave(r)
-		}
-	}()
 	record, err := s.deps.Store.Get(ctx, key.Org, id)
 	if err != nil {
 		return err
@@ -66,6 +59,21 @@ func (s *Server) streamEvents(ctx context.Context, c *fiber.Ctx, key run.Key, id
 	}
 	if record.State.Terminal() && len(backlog) == 0 {
 		return c.SendStatus(http.StatusNoContent)
+	}
+	r := s.hub.join(id)
+	joined := true
+	defer func() {
+		if joined {
+			s.hub.leave(r)
+		}
+	}()
+	last := after
+	if len(backlog) > 0 {
+		last = backlog[len(backlog)-1].Seq
+	}
+	since, err := s.deps.Store.Events(ctx, key.Org, id, last) // so that nothing falls between
+	if err != nil {
+		return err
 	}
 	c.Set(fiber.HeaderContentType, mimeEventStream)
 	c.Set(fiber.HeaderCacheControl, "no-store, no-transform")
@@ -78,6 +86,7 @@ func (s *Server) streamEvents(ctx context.Context, c *fiber.Ctx, key run.Key, id
 		reader:    r,
 		heartbeat: s.cfg.Heartbeat,
 		backlog:   backlog,
+		since:     since,
 		over:      record.State.Terminal(),
 		sent:      after,
 		stored: func(after int64) ([]run.Event, error) {

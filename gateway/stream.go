@@ -59,6 +59,7 @@ type stream struct {
 	stored    func(after int64) ([]run.Event, error)
 	heartbeat time.Duration
 	backlog   []run.Event // stored when the client asked
+	since     []run.Event // stored since then: most of them come live as well, and then say more
 	over      bool        // the run had ended by then
 	sent      int64       // number of the last event sent
 	bytes     int
@@ -77,7 +78,10 @@ func (s *stream) run(w *bufio.Writer) (err error) {
 	}
 	done, err := s.events(w, s.backlog)
 	done = done || s.over
-	s.backlog = nil // a long stream does not keep it
+	if err == nil && !done && len(s.since) > 0 {
+		done, err = s.overlap(w)
+	}
+	s.backlog, s.since = nil, nil // a long stream does not keep them
 	beat := time.NewTicker(s.heartbeat)
 	defer beat.Stop()
 	for err == nil && !done {
@@ -89,6 +93,38 @@ func (s *stream) run(w *bufio.Writer) (err error) {
 		}
 	}
 	return err
+}
+
+// overlapTime bounds the wait for the live frame of an event that was stored when the reader had joined.
+const overlapTime = 250 * time.Millisecond
+
+// overlap sends what happened while the reader joined. Under zero data retention the content of an event is in its live
+// frame only, which comes a moment after the event is stored.
+func (s *stream) overlap(w *bufio.Writer) (done bool, err error) {
+	last := s.since[len(s.since)-1].Seq
+	limit := time.NewTimer(overlapTime)
+	defer limit.Stop()
+	var live []frame
+	for waiting := true; waiting && (len(live) == 0 || live[len(live)-1].seq < last); {
+		select {
+		case <-limit.C:
+			waiting = false
+		case <-s.reader.wake:
+			t := s.reader.take()
+			if t.cut {
+				return false, errSlow
+			}
+			live = append(live, t.frames...)
+			if t.gap || t.drained {
+				s.reader.signal(func() { s.reader.gap, s.reader.drained = t.gap, t.drained })
+				waiting = false
+			}
+		}
+	}
+	if done, err = s.catchUp(w, s.since, live); done || err != nil {
+		return done, err
+	}
+	return s.frames(w, live)
 }
 
 // errDrained ends a stream of a gateway that goes away.

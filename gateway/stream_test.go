@@ -141,6 +141,45 @@ func TestStreamPrefersLiveOverStored(t *testing.T) {
 	}
 }
 
+// TestStreamWaitsForTheLiveFrame has events stored while the reader joins: the live frame of one comes a moment later, that
+// of another never.
+func TestStreamWaitsForTheLiveFrame(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		events := timeline(1)
+		redacted := append([]run.Event(nil), events...)
+		for i := range redacted {
+			redacted[i].Data = "redacted"
+		}
+		h := newHub(nil, slog.New(slog.DiscardHandler))
+		st := &stream{reader: h.join(testRun), heartbeat: time.Hour, backlog: redacted[:1], since: redacted[1:]}
+		time.AfterFunc(overlapTime/2, func() {
+			for _, ev := range events[2:] {
+				h.publish(ev)
+			}
+		})
+		var out bytes.Buffer
+		if err := st.run(bufio.NewWriter(&out)); err != nil {
+			t.Fatal(err)
+		}
+		ids, _ := sentIDs(t, out.String())
+		if d := cmp.Diff(numbers(1, len(events)), ids); d != "" {
+			t.Error(d)
+		}
+		if n := strings.Count(out.String(), "redacted"); n != 2 {
+			t.Errorf("%d events redacted, want 2:\n%s", n, out.String())
+		}
+
+		st = &stream{reader: h.join(testRun), heartbeat: time.Hour, since: redacted}
+		out.Reset()
+		if err := st.run(bufio.NewWriter(&out)); err != nil { // nothing comes live
+			t.Fatal(err)
+		}
+		if n := strings.Count(out.String(), "redacted"); n != len(events) {
+			t.Errorf("%d events redacted, want all:\n%s", n, out.String())
+		}
+	})
+}
+
 func TestStreamHeartbeatsAndDrains(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHub(nil, slog.New(slog.DiscardHandler))

@@ -43,6 +43,7 @@ type test struct {
 	result string // pass, fail, skip; empty while it runs
 	parent bool   // has subtests, which are counted in its place
 	failed bool   // one of its subtests failed
+	ran    bool   // it is a test, and not just the beginning of a name with a slash in it
 	output strings.Builder
 }
 
@@ -97,6 +98,7 @@ func (r *reporter) take(e event) {
 		return
 	}
 	t := r.test(e.Package, e.Test)
+	t.ran = t.ran || e.Test != ""
 	switch e.Action {
 	case "output":
 		if t.output.Len() < keepOutput {
@@ -160,6 +162,12 @@ func (r *reporter) finish(pkg string, seconds float64) {
 func (r *reporter) count(c *counts, pkg, name string) {
 	tests := r.packages[pkg]
 	t := tests[name]
+	if !t.ran {
+		if t.failed {
+			markParent(tests, name)
+		}
+		return
+	}
 	if t.result == "" {
 		t.result = "fail" // the package ended first
 	}

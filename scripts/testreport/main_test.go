@@ -50,6 +50,19 @@ func TestReport(t *testing.T) {
 			false, "1 passed, 1 failed, 0 skipped", []string{"FAIL  p TestA/x", "      want 1"}, nil,
 		},
 		{
+			"a slash that separates nothing",
+			[]string{
+				`{"Action":"run","Package":"p","Test":"TestA"}`,
+				`{"Action":"run","Package":"p","Test":"TestA/HTTP/1.0"}`,
+				`{"Action":"pass","Package":"p","Test":"TestA/HTTP/1.0"}`,
+				`{"Action":"run","Package":"p","Test":"TestA/HTTP/2.0"}`,
+				`{"Action":"fail","Package":"p","Test":"TestA/HTTP/2.0"}`,
+				`{"Action":"fail","Package":"p","Test":"TestA"}`,
+				`{"Action":"fail","Package":"p","Elapsed":0.1}`,
+			},
+			false, "1 passed, 1 failed, 0 skipped", []string{"FAIL  p TestA/HTTP/2.0"}, nil,
+		},
+		{
 			"a parent fails by itself",
 			[]string{
 				`{"Action":"run","Package":"p","Test":"TestA"}`,
