@@ -33,8 +33,9 @@ const (
 	entropySize = 64
 	// goodRoundTrip is short enough to measure a clock by.
 	goodRoundTrip = 20 * time.Millisecond
-	// maxSamples bounds the tries to get such a round trip on a busy host.
-	maxSamples = 8
+	// maxSamples and sampleTime bound the tries to get such a round trip on a busy host.
+	maxSamples = 64
+	sampleTime = 3 * time.Second
 )
 
 var scratchDir = regexp.MustCompile(`^/tmp/ephemeral-run-[A-Za-z0-9]{6}/scratch$`)
@@ -131,6 +132,7 @@ func step(s sample) int64 {
 
 // sampleClock asks for the guest's clock, again while round trips are too long to tell, and returns the best.
 func (k *call) sampleClock(ctx context.Context) (best sample, err error) {
+	began := time.Now()
 	for i := range maxSamples {
 		sent := time.Now()
 		k.guard.unary()
@@ -142,7 +144,7 @@ func (k *call) sampleClock(ctx context.Context) (best sample, err error) {
 		if i == 0 || s.roundTrip < best.roundTrip {
 			best = s
 		}
-		if best.roundTrip <= goodRoundTrip {
+		if best.roundTrip <= goodRoundTrip || time.Since(began) > sampleTime {
 			break
 		}
 	}
