@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build image demo serve test bench lint fuzz clean
+.PHONY: help setup build image demo serve test test-kvm bench lint fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,6 +24,9 @@ serve: ## start a server to keep on loopback
 
 test: ## run every check and test, on real machines and a real Redis
 	@scripts/test
+
+test-kvm: ## test every hypervisor on real KVM, in an emulated machine where this host has none
+	@scripts/test-kvm
 
 bench: ## measure, and compare with bare QEMU (build/bench.json)
 	@scripts/bench

@@ -32,12 +32,8 @@ func pack(ctx context.Context, carry map[string]string, tmp, output string) erro
 	return os.RemoveAll(tree)
 }
 
-// place puts a file, link or directory at target. Only what is carried by its own name may be a link that leads out of it.
+// place puts a file, link or directory at target.
 func place(path, target string) error {
-	path, err := filepath.EvalSymlinks(path)
-	if err != nil {
-		return err
-	}
 	return filepath.WalkDir(path, func(file string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
