@@ -13,6 +13,8 @@ const idempotencyTTL = 24 * time.Hour
 // maxSpecBytes bounds the request of one run, files included, as JSON.
 const maxSpecBytes = 64 << 20
 
+var keyIDPattern = regexp.MustCompile(`^[A-Za-z0-9_-]{0,64}$`)
+
 var fingerprintPattern = regexp.MustCompile(`^[!-~]{1,128}$`)
 
 var admitScript = loadScript("admit")
@@ -20,7 +22,8 @@ var admitScript = loadScript("admit")
 // Admit accepts a run: it reserves the whole of MaxCostMicros, stores the record and queues it, in one step. With an
 // idempotency key that was used in the last 24 hours for the same request it returns that run as it is now, replayed.
 // Errors, each without any effect: ErrIdempotencyConflict (the key was used for another request), ErrBudget (the hold
-// cannot pay the first slice of compute), ErrInsufficientFunds, ErrQueueFull, ErrNotFound (no such organisation),
+// cannot pay the first slice of compute), ErrInsufficientFunds, ErrQueueFull (of the
+// organisation or of its key), ErrNotFound (no such organisation),
 // ErrRange, ErrUnavailable (repeat the call: with the key nothing happens twice).
 //
 // Script admit.lua.
@@ -58,7 +61,7 @@ func (s *Store) Admit(ctx context.Context, a Admission) (r Run, replayed bool, e
 	prefix, suffix := k.runAround()
 	rep, err := s.eval(ctx, admitScript,
 		[]string{k.idem(a.Org, a.IdempotencyKey), k.run(rid), k.runEvents(rid), k.spec(rid), k.org(a.Org), k.queue(a.Org),
-			k.active(a.Org), k.runs(a.Org), k.ring()},
+			k.active(a.Org), k.runs(a.Org), k.ring(), k.limits(a.Key), k.parked(a.Org), k.keyParked(a.Key)},
 		k.events(), k.work(), rid, a.Org, now, fingerprint, idempotencyTTL.Milliseconds(), int64(a.Spec.MaxCostMicros),
 		int64(a.FirstSlice), request, spec, flag(a.Spec.ZeroDataRetention), a.Key, s.cfg.QueueLimit, s.cfg.Concurrency,
 		prefix, suffix)
@@ -87,6 +90,8 @@ func (a Admission) check() error {
 	switch {
 	case !orgPattern.MatchString(a.Org):
 		return ErrNotFound
+	case !keyIDPattern.MatchString(a.Key):
+		return fmt.Errorf("API key id %.80q: %w", a.Key, ErrRange)
 	case a.Spec.MaxCostMicros <= 0 || a.Spec.MaxCostMicros > maxMicros:
 		return fmt.Errorf("hold of %d micro-dollars: %w", a.Spec.MaxCostMicros, ErrRange)
 	case a.FirstSlice < 0 || a.FirstSlice > maxMicros:

@@ -14,7 +14,7 @@ var auditOrgScript, auditRunScript = loadScript("auditorg"), loadScript("auditru
 // scripts lists all of them, for Open to load.
 var scripts = []*script{orgScript, creditScript, keyScript, admitScript, takeScript, renewScript, requeueScript,
 	startScript, appendScript, authorizeScript, captureScript, putScript, settleScript, cancelScript, reapScript,
-	eraseScript, auditOrgScript, auditRunScript}
+	eraseScript, limitOrgScript, limitKeyScript, auditOrgScript, auditRunScript}
 
 // AuditReport is what Audit found.
 type AuditReport struct {
@@ -72,7 +72,7 @@ func (s *Store) Audit(ctx context.Context) (AuditReport, error) {
 func (s *Store) auditOrg(ctx context.Context, org string, rep *AuditReport) error {
 	prefix, suffix := s.keys.runAround()
 	r, err := s.eval(ctx, auditOrgScript, []string{s.keys.org(org), s.keys.queue(org), s.keys.active(org),
-		s.keys.ledger(org), s.keys.entries(org)}, prefix, suffix)
+		s.keys.ledger(org), s.keys.entries(org), s.keys.parked(org)}, prefix, suffix)
 	if err != nil {
 		return err
 	}

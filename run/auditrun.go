@@ -15,7 +15,8 @@ func (s *Store) auditRuns(ctx context.Context, org string, rep *AuditReport) err
 		}
 		keys := make([][]string, len(ids))
 		for i, id := range ids {
-			keys[i] = []string{s.keys.run(id), s.keys.calls(id), s.keys.queue(org), s.keys.active(org), s.keys.ledger(org), s.keys.leases()}
+			keys[i] = []string{s.keys.run(id), s.keys.calls(id), s.keys.queue(org), s.keys.active(org), s.keys.ledger(org), s.keys.leases(),
+				s.keys.parked(org)}
 		}
 		replies, err := s.evalMany(ctx, auditRunScript, keys, ids)
 		if err != nil {

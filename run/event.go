@@ -21,6 +21,7 @@ const (
 	EventShell            EventType = "shell"             // Data: ShellData
 	EventWeb              EventType = "web"               // Data: CallData
 	EventConnection       EventType = "connection"        // Data: CallData
+	EventBudgetWarning    EventType = "budget.warning"    // Data: BudgetWarningData
 	EventMicroVMDestroyed EventType = "microvm.destroyed" // Data: MicroVMDestroyedData
 	EventWorkerDestroyed  EventType = "worker.destroyed"  // Data: Money; the last event of every run
 )
@@ -77,6 +78,14 @@ type CallData struct {
 	Duration float64 `json:"duration_ms"`
 	Charged  Micros  `json:"charged_micros"`
 	Error    string  `json:"error,omitempty"`
+}
+
+// BudgetWarningData is the data of a budget.warning event: 90 percent of the hold are charged. Pending is what calls under
+// way have set aside of the rest.
+type BudgetWarningData struct {
+	Reserved Micros `json:"reserved_micros"`
+	Charged  Micros `json:"charged_micros"`
+	Pending  Micros `json:"pending_micros"`
 }
 
 // MicroVMDestroyedData is the data of a microvm.destroyed event.

@@ -39,8 +39,8 @@ func (s *Store) Start(ctx context.Context, l *Lease, st Start) error {
 
 // Append adds events to the run's timeline, all or none, and publishes them. Their times are moved forward where they
 // would go back. An event that was
-// appended before, the same in type, time and data, is not appended again: after ErrUnavailable repeat, alone or with more. Events of the life of the run itself (queued, microvm.ready, the
-// terminal states, worker.destroyed) belong to other calls: they and events above 4 MiB are ErrRange. ErrQueueFull: the
+// appended before, the same in type, time and data, is not appended again: after ErrUnavailable repeat, alone or with more. Events of the life of the run itself (queued, microvm.ready,
+// budget.warning, the terminal states, worker.destroyed) belong to other calls: they and events above 4 MiB are ErrRange. ErrQueueFull: the
 // timeline has 50,000 events. ErrLeaseLost: the run is not the caller's.
 //
 // Script append.lua.
@@ -166,6 +166,8 @@ func decodeData(t EventType, raw json.RawMessage) (any, error) {
 		return decodeAs[ShellData](raw)
 	case EventWeb, EventConnection:
 		return decodeAs[CallData](raw)
+	case EventBudgetWarning:
+		return decodeAs[BudgetWarningData](raw)
 	case EventMicroVMDestroyed:
 		return decodeAs[MicroVMDestroyedData](raw)
 	case EventWorkerDestroyed:

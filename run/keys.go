@@ -39,6 +39,9 @@ func (k keys) ledger(org string) string { return k.at("org", org, "ledger") } //
 // entries has the ledger's entries in order: the n-th is entry n, "name balance", with the balance after it.
 func (k keys) entries(org string) string { return k.at("org", org, "entries") } // list
 
+// parked holds runs that wait for others of their API key to end before they may wait in the queue.
+func (k keys) parked(org string) string { return k.at("org", org, "parked") } // zset: like queue
+
 // orgKeys indexes the API keys of an organisation, or the admin keys when org is empty.
 func (k keys) orgKeys(org string) string {
 	if org == "" {
@@ -48,9 +51,11 @@ func (k keys) orgKeys(org string) string {
 }
 
 // One per API key.
-func (k keys) key(id string) string      { return k.at("key", id) }      // string: SHA-256 of the secret
-func (k keys) secret(sum string) string  { return k.at("secret", sum) }  // hash: the key, by SHA-256 of its secret
-func (k keys) answer(call string) string { return k.at("answer", call) } // string: what a take took
+func (k keys) key(id string) string       { return k.at("key", id) }           // string: SHA-256 of the secret
+func (k keys) limits(id string) string    { return k.at("key", id, "limits") } // hash: limits, slots and waiting runs of a limited key
+func (k keys) keyParked(id string) string { return k.at("key", id, "parked") } // zset: the key's part of parked
+func (k keys) secret(sum string) string   { return k.at("secret", sum) }       // hash: the key, by SHA-256 of its secret
+func (k keys) answer(call string) string  { return k.at("answer", call) }      // string: what a take took
 
 // idem is the idempotency record: scope is organisation and endpoint, the client's key is hashed since it may be any text.
 func (k keys) idem(org, key string) string {
@@ -70,10 +75,12 @@ func (k keys) stderr(id string) string    { return k.at("run", id, "stderr") } /
 // names remembers which events were appended, until the run ends.
 func (k keys) names(id string) string { return k.at("run", id, "names") } // set: hashes of events
 
-// closing lists the keys that ending a run touches, in the order that the scripts expect (closing() in lib.lua).
+// closing lists the keys that ending a run touches, in the order that the scripts expect (closing() in lib.lua). The last
+// two have <key> in the place of the API key's id, which the run's record holds.
 func (k keys) closing(org, id string) []string {
 	return []string{k.run(id), k.runEvents(id), k.calls(id), k.spec(id), k.output(id), k.stdout(id), k.stderr(id),
-		k.org(org), k.queue(org), k.active(org), k.ledger(org), k.leases(), k.ring(), k.names(id), k.stain(), k.entries(org)}
+		k.org(org), k.queue(org), k.active(org), k.ledger(org), k.leases(), k.ring(), k.names(id), k.stain(), k.entries(org),
+		k.parked(org), k.limits("<key>"), k.keyParked("<key>")}
 }
 
 // runAround is what stands before and after a run's id in the key of its record.

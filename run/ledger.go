@@ -48,7 +48,8 @@ func (s *Store) Authorize(ctx context.Context, l *Lease, c Call) (granted Micros
 
 // Capture charges what a call cost and frees the rest of its grant. An amount above the grant is ErrRange, and the call
 // stays as it is. The same capture again changes nothing, also after the run has ended; any other is ErrState.
-// ErrNotFound: the call was never authorised. ErrLeaseLost: the run is not the caller's.
+// ErrNotFound: the call was never authorised. ErrLeaseLost: the run is not the caller's. The capture with which 90 percent
+// of the hold are charged appends the event budget.warning.
 //
 // Script capture.lua.
 func (s *Store) Capture(ctx context.Context, l *Lease, callID string, amount Micros) error {
@@ -76,8 +77,9 @@ func (s *Store) closeCall(ctx context.Context, l *Lease, callID string, amount M
 	if !callPattern.MatchString(callID) {
 		return ErrNotFound
 	}
-	r, err := s.eval(ctx, captureScript, []string{s.keys.run(string(l.Run)), s.keys.calls(string(l.Run))},
-		l.Token, callID, int64(amount), state)
+	id := string(l.Run)
+	r, err := s.eval(ctx, captureScript, []string{s.keys.run(id), s.keys.calls(id), s.keys.runEvents(id)},
+		l.Token, callID, int64(amount), state, s.keys.events(), id, s.micros())
 	if err != nil {
 		return err
 	}

@@ -16,7 +16,8 @@ import (
 type Org struct {
 	ID          string    `json:"id"`
 	Name        string    `json:"name"`
-	Concurrency int       `json:"concurrency"` // runs at once; 0: the default
+	Concurrency int       `json:"concurrency"`          // runs at once; 0: the default
+	QueueLimit  int       `json:"queue_limit,omitzero"` // runs that may wait; 0: the default; set by LimitOrg
 	CreatedAt   time.Time `json:"created_at"`
 }
 
@@ -85,6 +86,9 @@ func (s *Store) Org(ctx context.Context, id string) (Org, error) {
 	}
 	d := decoder{f: f}
 	o := Org{ID: id, Name: f["name"], Concurrency: int(d.int("concurrency")), CreatedAt: d.time("created_us")}
+	if f["queue_limit"] != "" {
+		o.QueueLimit = int(d.int("queue_limit"))
+	}
 	if d.err != nil {
 		return Org{}, fmt.Errorf("organisation %s: %w", id, d.err)
 	}

@@ -23,6 +23,15 @@ func (m *machine) check(*rapid.T) {
 	if err = errors.Join(err, rep.Err()); err != nil {
 		m.t.Fatal(err)
 	}
+	for id := range m.orgs {
+		slots, waiting := m.ofKey(id)
+		got := m.f.rdb.HMGet(m.f.ctx, m.f.keys.limits(limitedKey(id)), "slots", "waiting").Val()
+		for i, want := range []int{slots, waiting} {
+			if n, _ := got[i].(string); n != fmt.Sprint(want) && (want != 0 || n != "") {
+				m.t.Fatalf("counts of the limited key of %s: %v, want %d and %d", id, got, slots, waiting)
+			}
+		}
+	}
 	for _, r := range m.runs {
 		m.checkRun(r)
 	}

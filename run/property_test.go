@@ -25,6 +25,8 @@ type modelRun struct {
 	calls    map[string]modelCall
 	zdr      bool
 	cancel   bool
+	slot     bool   // may start as far as its API key goes
+	key      string // limitedKey(org) has limits
 	lost     int
 	lease    *Lease
 	expires  time.Time
@@ -76,8 +78,38 @@ func (m *machine) active(org string) (n int) {
 	return n
 }
 
+// keyAtOnce and keyWaiting are the limits of each organisation's limited key.
+const keyAtOnce, keyWaiting = 2, 4
+
+func limitedKey(org string) string { return "key_l" + org }
+
+// ofKey counts the runs of an organisation's limited key that have not ended, in its slots and waiting.
+func (m *machine) ofKey(org string) (slots, waiting int) {
+	for _, r := range m.runs {
+		if r.key != limitedKey(org) || r.state.Terminal() {
+			continue
+		}
+		if r.slot {
+			slots++
+		}
+		if r.state == Queued {
+			waiting++
+		}
+	}
+	return slots, waiting
+}
+
 // end is what any end of a run does to the model.
 func (m *machine) end(r *modelRun, s State) {
+	if r.key == limitedKey(r.org) && r.slot {
+		r.slot = false
+		for _, next := range m.runs {
+			if next.key == r.key && next.state == Queued && !next.slot && next != r {
+				next.slot = true
+				break
+			}
+		}
+	}
 	charged, _ := r.sums()
 	m.orgs[r.org].settled += charged
 	r.state = s
@@ -156,7 +188,7 @@ func (m *machine) credit(*rapid.T) {
 func (m *machine) admit(*rapid.T) {
 	org := m.org()
 	o := m.orgs[org]
-	a := Admission{Org: org, Key: "key_1", FirstSlice: 100, Spec: Spec{Command: "true", TimeoutSeconds: 1,
+	a := Admission{Org: org, Key: rapid.SampledFrom([]string{"key_1", limitedKey(org)}).Draw(m.t, "api key"), FirstSlice: 100, Spec: Spec{Command: "true", TimeoutSeconds: 1,
 		MaxCostMicros:     Micros(rapid.Int64Range(50, 4000).Draw(m.t, "cost")),
 		ZeroDataRetention: rapid.Bool().Draw(m.t, "zdr")}}
 	if k := rapid.SampledFrom([]string{"", "k1", "k2"}).Draw(m.t, "key"); k != "" {
@@ -174,14 +206,17 @@ func (m *machine) admit(*rapid.T) {
 		}
 		return
 	}
+	slots, waiting := m.ofKey(org)
 	switch {
 	case a.Spec.MaxCostMicros < 100:
 		m.expect("admit", err, ErrBudget)
 	case o.deposits-o.settled-m.held(org) < a.Spec.MaxCostMicros:
 		m.expect("admit", err, ErrInsufficientFunds)
+	case a.Key == limitedKey(org) && waiting >= keyWaiting:
+		m.expect("admit", err, ErrQueueFull)
 	default:
 		m.expect("admit", err, nil)
-		m.runs = append(m.runs, &modelRun{id: r.ID, org: org, state: Queued, reserved: a.Spec.MaxCostMicros, zdr: a.Spec.ZeroDataRetention, calls: map[string]modelCall{}})
+		m.runs = append(m.runs, &modelRun{id: r.ID, key: a.Key, slot: a.Key != limitedKey(org) || slots < keyAtOnce, org: org, state: Queued, reserved: a.Spec.MaxCostMicros, zdr: a.Spec.ZeroDataRetention, calls: map[string]modelCall{}})
 		if a.IdempotencyKey != "" {
 			o.idem[a.IdempotencyKey], o.first[a.IdempotencyKey] = a.Fingerprint, r.ID
 		}
@@ -194,7 +229,7 @@ func (m *machine) take(*rapid.T) {
 	m.expect("take", err, nil)
 	oldest := map[string]*modelRun{}
 	for _, r := range m.runs {
-		if r.state == Queued && oldest[r.org] == nil && m.active(r.org) < m.orgs[r.org].limit {
+		if r.state == Queued && r.slot && oldest[r.org] == nil && m.active(r.org) < m.orgs[r.org].limit {
 			oldest[r.org] = r
 		}
 	}
@@ -415,6 +450,7 @@ func TestRandomInterleavings(t *testing.T) {
 		m := &machine{f: newFixture(t), t: rt, orgs: map[string]*modelOrg{}}
 		for i, id := range []string{"a", "b"} {
 			m.f.newOrg(id, i+1, 0)
+			m.f.must(m.f.rdb.HSet(m.f.ctx, m.f.keys.limits(limitedKey(id)), "concurrency", keyAtOnce, "queue", keyWaiting).Err())
 			m.orgs[id] = &modelOrg{limit: i + 1, refs: map[string]Micros{}, idem: map[string]string{}, first: map[string]ID{}}
 			m.expect("credit", func() error { _, err := m.f.Credit(m.f.ctx, id, 10_000, "r0"); return err }(), nil)
 			m.orgs[id].deposits = 10_000

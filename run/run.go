@@ -176,7 +176,7 @@ var (
 	ErrInsufficientFunds = errors.New("insufficient funds")
 	// ErrBudget: the hold cannot pay the worst case of the next call.
 	ErrBudget = errors.New("budget exhausted")
-	// ErrQueueFull: the organisation has as many runs waiting as it may.
+	// ErrQueueFull: the organisation, or its API key, has as many runs waiting as it may.
 	ErrQueueFull = errors.New("queue full")
 	// ErrExists: an organisation with that id exists and is another one.
 	ErrExists = errors.New("exists already")

@@ -30,9 +30,9 @@ type Actor string
 
 // The actors.
 const (
-	ByClient   Actor = "client"           // the organisation, through a gateway
-	ByAnyNode  Actor = "any node"         // a node, about a run that no node owns (any more)
-	ByItsOwner Actor = "the node's lease" // the node that holds the run's lease, proved by its token
+	ByClient   Actor = "client"    // the organisation, through a gateway
+	ByAnyNode  Actor = "any node"  // a node, about a run that no node owns (any more)
+	ByItsOwner Actor = "the owner" // the node that holds the run's lease, proved by its token
 )
 
 // Edge is one legal change of state. Whatever is not in Edges is refused, with a TransitionError or ErrLeaseLost.

@@ -35,7 +35,7 @@ type Store struct {
 // Admission is one accepted request on its way into the queue.
 type Admission struct {
 	Org            string
-	Key            string // id of the API key
+	Key            string // id of the API key, whose limits hold
 	Spec           Spec
 	IdempotencyKey string // empty: every call is a run
 	Fingerprint    string // of the canonical request body; compared when IdempotencyKey is set

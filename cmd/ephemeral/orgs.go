@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"text/tabwriter"
 	"time"
@@ -19,10 +20,10 @@ import (
 func orgsCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "orgs",
-		Short: "Create organisations, give them credit, show and audit their accounts",
+		Short: "Create organisations, give them credit and limits, show and audit their accounts",
 		Long:  "Works on the cell's Redis: EPHEMERAL_REDIS_URL, or the private one of a running \"ephemeral serve\" with the same EPHEMERAL_DATA_DIR.",
 	}
-	cmd.AddCommand(orgsCreateCommand(), orgsListCommand(), orgsCreditCommand(), orgsStatementCommand(), orgsAuditCommand())
+	cmd.AddCommand(orgsCreateCommand(), orgsListCommand(), orgsLimitCommand(), orgsCreditCommand(), orgsStatementCommand(), orgsAuditCommand())
 	return cmd
 }
 
@@ -100,6 +101,69 @@ func orgsListCommand() *cobra.Command {
 	}
 	output.flag(cmd)
 	return cmd
+}
+
+func orgsLimitCommand() *cobra.Command {
+	var output outputFormat
+	var key string
+	var limits run.Limits
+	cmd := &cobra.Command{
+		Use:   "limit ORG",
+		Short: "Limit the runs of an organisation, or of one of its API keys",
+		Long: `Sets how many runs an organisation, or with --key one of its API keys, may have at work at once and how many may wait.
+A limit that is not given stays as it is. Without any, the limits are shown.`,
+		Example: `  ephemeral orgs limit org_... --concurrency 50 --queue 20000
+  ephemeral orgs limit org_... --key key_... --concurrency 2`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return withStore(cmd, func(ctx context.Context, s *run.Store) error {
+				merged, err := currentLimits(ctx, s, args[0], key)
+				if err != nil {
+					return err
+				}
+				changed := false
+				if cmd.Flags().Changed("concurrency") {
+					merged.Concurrency, changed = limits.Concurrency, true
+				}
+				if cmd.Flags().Changed("queue") {
+					merged.Queue, changed = limits.Queue, true
+				}
+				switch {
+				case changed && key != "":
+					err = s.LimitKey(ctx, key, merged)
+				case changed:
+					_, err = s.LimitOrg(ctx, args[0], merged)
+				}
+				if err != nil {
+					return err
+				}
+				return output.print(cmd, merged, func(w io.Writer) {
+					fmt.Fprintf(w, "concurrency %d, queue %d\n", merged.Concurrency, merged.Queue)
+				})
+			})
+		},
+	}
+	cmd.Flags().StringVar(&key, "key", "", "id of the API key to limit")
+	cmd.Flags().IntVar(&limits.Concurrency, "concurrency", 0, "runs at once (0: the default; for a key: no limit of its own)")
+	cmd.Flags().IntVar(&limits.Queue, "queue", 0, "runs waiting (0: the default; for a key: no limit of its own)")
+	output.flag(cmd)
+	return cmd
+}
+
+// currentLimits are the limits of the organisation, or of its key.
+func currentLimits(ctx context.Context, s *run.Store, org, key string) (run.Limits, error) {
+	if key == "" {
+		o, err := s.Org(ctx, org)
+		return run.Limits{Concurrency: o.Concurrency, Queue: o.QueueLimit}, err
+	}
+	keys, err := s.Keys(ctx, org)
+	if err != nil {
+		return run.Limits{}, err
+	}
+	if !slices.ContainsFunc(keys, func(k run.Key) bool { return k.ID == key }) {
+		return run.Limits{}, fmt.Errorf("key %s of organisation %s: %w", key, org, run.ErrNotFound)
+	}
+	return s.KeyLimits(ctx, key)
 }
 
 func orgsCreditCommand() *cobra.Command {

@@ -1,12 +1,13 @@
 -- admit: idempotency, account check, hold, record, queue and first event, or nothing at all.
--- KEYS: 1 idempotency, 2 run, 3 events, 4 spec, 5 org, 6 queue, 7 active, 8 runs (index), 9 ring
+-- KEYS: 1 idempotency, 2 run, 3 events, 4 spec, 5 org, 6 queue, 7 active, 8 runs (index), 9 ring, 10 limits of the API key,
+--       11 parked, 12 parked of the key
 -- ARGV: 1 events channel, 2 work channel, 3 run id, 4 org id, 5 now, 6 fingerprint ('': no idempotency key),
 --       7 lifetime of the idempotency key (ms), 8 amount to reserve, 9 price of the first compute slice,
 --       10 request as the record keeps it, 11 whole spec ('': the request is whole), 12 '1' zero data retention,
---       13 API key id, 14 queue limit (0: none), 15 default concurrency, 16 prefix and 17 suffix of a run's key
+--       13 API key id, 14 default queue limit (0: none), 15 default concurrency, 16 prefix and 17 suffix of a run's key
 -- Returns {'OK'} | {'REPLAY', run id} | {'CONFLICT'} | {'NOTFOUND'} (no such org) | {'BUDGET'} | {'FUNDS'} | {'FULL'}
 -- Safe to repeat: by the idempotency key, and by the run id, which the caller makes once.
-local idem, run, events, spec, org, queue, active, runs, ring = unpack(KEYS)
+local idem, run, events, spec, org, queue, active, runs, ring, limits, parked, keyparked = unpack(KEYS)
 local id, now, amount = ARGV[3], tonumber(ARGV[5]), tonumber(ARGV[8])
 if redis.call('EXISTS', run) == 1 then return {'OK'} end
 if ARGV[6] ~= '' then
@@ -17,13 +18,17 @@ if ARGV[6] ~= '' then
     return {'REPLAY', first}
   end
 end
-local o = redis.call('HMGET', org, 'balance', 'held')
+local o = redis.call('HMGET', org, 'balance', 'held', 'queue_limit')
 if not o[1] then return {'NOTFOUND'} end
 if amount < tonumber(ARGV[9]) then return {'BUDGET'} end
 local held = num(o[2])
 if num(o[1]) - held < amount then return {'FUNDS'} end
-local limit = tonumber(ARGV[14])
-if limit > 0 and redis.call('ZCARD', queue) >= limit then return {'FULL'} end
+local own = num(o[3])
+local limit = own > 0 and own or tonumber(ARGV[14])
+if limit > 0 and redis.call('ZCARD', queue) + redis.call('ZCARD', parked) >= limit then return {'FULL'} end
+local l = redis.call('HMGET', limits, 'concurrency', 'queue', 'slots', 'waiting')
+local atonce, most = num(l[1]), num(l[2])
+if most > 0 and num(l[4]) >= most then return {'FULL'} end
 
 if ARGV[6] ~= '' then redis.call('SET', idem, ARGV[6] .. ' ' .. id, 'PX', ARGV[7]) end
 redis.call('HSET', org, 'held', int(held + amount))
@@ -45,6 +50,17 @@ for _, old in ipairs(redis.call('ZRANGE', runs, 0, 1)) do
   if redis.call('EXISTS', ARGV[16] .. old .. ARGV[17]) == 0 then redis.call('ZREM', runs, old) end
 end
 redis.call('ZADD', runs, 0, id)
-redis.call('ZADD', queue, int(now), id)
+local counted = atonce > 0 or most > 0
+if counted then
+  redis.call('HSET', run, 'counted', '1')
+  redis.call('HINCRBY', limits, 'waiting', 1)
+end
+if counted and atonce > 0 and num(l[3]) >= atonce then
+  redis.call('ZADD', keyparked, int(now), id)
+  redis.call('ZADD', parked, int(now), id)
+else
+  if counted then redis.call('HINCRBY', limits, 'slots', 1) end
+  redis.call('ZADD', queue, int(now), id)
+end
 relist(queue, active, org, ring, ARGV[4], tonumber(ARGV[15]), ARGV[2])
 return {'OK'}

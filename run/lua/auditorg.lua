@@ -1,5 +1,5 @@
 -- auditorg: one organisation's account and open holds, as of one moment.
--- KEYS: 1 org, 2 queue, 3 active, 4 ledger, 5 entries    ARGV: 1 prefix and 2 suffix of a run's key
+-- KEYS: 1 org, 2 queue, 3 active, 4 ledger, 5 entries, 6 parked    ARGV: 1 prefix and 2 suffix of a run's key
 -- Returns {'OK', balance, held, deposits, charged, entries, open holds, their sum, entries in the ledger by name, and in
 --         order} | {'NOTFOUND'}
 local o = redis.call('HMGET', KEYS[1], 'balance', 'held', 'deposits', 'charged', 'entries')
@@ -14,6 +14,7 @@ local function add(ids)
   end
 end
 add(redis.call('ZRANGE', KEYS[2], 0, -1))
+add(redis.call('ZRANGE', KEYS[6], 0, -1))
 add(redis.call('SMEMBERS', KEYS[3]))
 return {'OK', o[1], o[2] or '', o[3] or '', o[4] or '', o[5] or '', int(count), int(sum),
   int(redis.call('HLEN', KEYS[4])), int(redis.call('LLEN', KEYS[5]))}

@@ -12,17 +12,18 @@ local function num(s) return tonumber(s or 0) or 0 end
 local function closing(k)
   return {run = k[1], events = k[2], calls = k[3], spec = k[4], output = k[5], stdout = k[6], stderr = k[7],
     org = k[8], queue = k[9], active = k[10], ledger = k[11], leases = k[12], ring = k[13], names = k[14],
-    stain = k[15], entries = k[16]}
+    stain = k[15], entries = k[16], parked = k[17], limits = k[18], keyparked = k[19]}
 end
 
 -- load reads the fields of a run's record that transitions decide on; nil when there is no such run.
 local function load(run)
   local v = redis.call('HMGET', run, 'state', 'org', 'token', 'queued_us', 'at_us', 'seq', 'reserved', 'charged',
-    'pending', 'model', 'web', 'compute', 'zdr', 'cancel', 'node', 'key')
+    'pending', 'model', 'web', 'compute', 'zdr', 'cancel', 'node', 'key', 'counted', 'warned')
   if not v[1] then return nil end
   return {state = v[1], org = v[2], token = num(v[3]), queued = num(v[4]), at = num(v[5]), seq = num(v[6]),
     reserved = num(v[7]), charged = num(v[8]), pending = num(v[9]), model = num(v[10]), web = num(v[11]),
-    compute = num(v[12]), zdr = v[13] == '1', cancel = v[14] == '1', node = v[15] or '', key = v[16] or ''}
+    compute = num(v[12]), zdr = v[13] == '1', cancel = v[14] == '1', node = v[15] or '', key = v[16] or '',
+    counted = v[17] == '1', warned = v[18] == '1'}
 end
 
 -- leased tells whether the run belongs to the holder of this token now.
@@ -58,6 +59,43 @@ local function relist(queue, active, orgkey, ring, org, limit, work)
     redis.call('PUBLISH', work, org)
   else
     redis.call('ZREM', ring, org)
+  end
+end
+
+-- Limits of an API key. Of a key with a limit on runs at once only as many runs are in the queue or leased: each of them has
+-- one of the key's slots. The others are parked, so that a take meets only runs that may start. Runs admitted while their
+-- key has a limit are counted: slots and waiting (in the queue or parked).
+
+-- keyed names the keys of the run's API key.
+local function keyed(k, r)
+  return (string.gsub(k.limits, '<key>', r.key)), (string.gsub(k.keyparked, '<key>', r.key))
+end
+
+-- promote moves the oldest parked runs of a key into the queue, as many as it has slots for.
+local function promote(limits, keyparked, parked, queue)
+  local l = redis.call('HMGET', limits, 'concurrency', 'slots')
+  local most, slots = num(l[1]), num(l[2])
+  while most == 0 or slots < most do
+    local first = redis.call('ZRANGE', keyparked, 0, 0, 'WITHSCORES')
+    if not first[1] then break end
+    redis.call('ZREM', keyparked, first[1])
+    redis.call('ZREM', parked, first[1])
+    redis.call('ZADD', queue, first[2], first[1])
+    slots = slots + 1
+    redis.call('HSET', limits, 'slots', int(slots))
+  end
+end
+
+-- uncount takes a run that ends out of its key's counts and lets the next one in.
+local function uncount(k, id, r, waited)
+  if not r.counted then return end
+  local limits, keyparked = keyed(k, r)
+  if waited then redis.call('HINCRBY', limits, 'waiting', -1) end
+  if waited and redis.call('ZREM', keyparked, id) == 1 then
+    redis.call('ZREM', k.parked, id)
+  else
+    redis.call('HINCRBY', limits, 'slots', -1)
+    promote(limits, keyparked, k.parked, k.queue)
   end
 end
 
@@ -109,6 +147,7 @@ local function forgive(k, r)
   redis.call('DEL', k.calls)
   r.charged, r.pending, r.model, r.web, r.compute = 0, 0, 0, 0, 0
   redis.call('HSET', k.run, 'charged', '0', 'pending', '0', 'model', '0', 'web', '0', 'compute', '0')
+  redis.call('HDEL', k.run, 'warned')
 end
 
 -- finish ends a run: closing events, hold settled, ledger entry, queue, lease and ring tidied, retention started.
@@ -148,6 +187,7 @@ local function finish(k, c, id, r, f)
   redis.call('DEL', k.names)
   if waited then redis.call('ZREM', k.queue, id) else redis.call('SREM', k.active, id) end
   redis.call('ZREM', k.leases, id)
+  uncount(k, id, r, waited)
   for _, key in ipairs({k.run, k.events, k.calls, k.spec, k.output, k.stdout, k.stderr}) do
     redis.call('PEXPIRE', key, c.ttl)
   end
@@ -166,6 +206,7 @@ local function requeue(k, c, id, r)
   redis.call('SREM', k.active, id)
   redis.call('ZREM', k.leases, id)
   redis.call('ZADD', k.queue, int(r.queued), id)
+  if r.counted then redis.call('HINCRBY', (keyed(k, r)), 'waiting', 1) end
   relist(k.queue, k.active, k.org, k.ring, r.org, c.limit, c.work)
   return nil
 end

@@ -250,6 +250,9 @@ func (s *Server) supervise(ctx context.Context) {
 
 // runOnce starts the server and returns when it has ended. When ctx ends it asks the server to end.
 func (s *Server) runOnce(ctx context.Context, first bool) error {
+	if err := removeUnfinished(s.dir); err != nil {
+		return err
+	}
 	cmd := exec.CommandContext(ctx, s.binary, "-")
 	cmd.Dir = s.dir
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
@@ -291,6 +294,26 @@ func (s *Server) runOnce(ctx context.Context, first bool) error {
 	}
 	return errors.New("redis-server ended by itself: " + words)
 }
+
+// removeUnfinished removes the snapshots that an earlier server was killed over. No server reads them again, and they hold
+// whatever was in memory then, also what must not be kept.
+func removeUnfinished(dir string) error {
+	for _, pattern := range []string{"temp-*", "appendonlydir/temp-*"} {
+		left, err := filepath.Glob(filepath.Join(escape.Replace(dir), pattern))
+		if err != nil {
+			return fmt.Errorf("look for unfinished snapshots in %s: %w", dir, err)
+		}
+		for _, path := range left {
+			if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+				return fmt.Errorf("remove an unfinished snapshot: %w", err)
+			}
+		}
+	}
+	return nil
+}
+
+// escape makes a path a pattern that matches itself alone.
+var escape = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`)
 
 // relay copies the server's log lines to the logger until the pipe closes, and returns the last of them.
 func (s *Server) relay(r io.Reader) (last string) {

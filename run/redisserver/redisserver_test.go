@@ -57,6 +57,29 @@ func eventually(t *testing.T, what string, f func() bool) {
 	}
 }
 
+func TestUnfinishedSnapshotsAreRemoved(t *testing.T) {
+	dir := t.TempDir()
+	c := client(t, start(t, dir))
+	if err := c.Set(t.Context(), "a", "1", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	left := []string{"temp-rewriteaof-bg-12.aof", "temp-13.rdb", "appendonlydir/temp-appendonly.aof.manifest"}
+	for _, name := range left {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("content"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := c.Do(t.Context(), "SHUTDOWN", "NOW").Err(); err == nil {
+		t.Fatal("the server answered its own end")
+	}
+	eventually(t, "the server runs again", func() bool { return c.Get(t.Context(), "a").Val() == "1" })
+	for _, name := range left {
+		if _, err := os.Stat(filepath.Join(dir, name)); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s is left: %v", name, err)
+		}
+	}
+}
+
 func TestDataSurvivesCloseAndKill(t *testing.T) {
 	dir := t.TempDir()
 	s := start(t, dir)
