@@ -50,6 +50,6 @@ Every setting is an environment variable: "ephemeral config" lists them.`,
 		SilenceErrors: true,
 	}
 	cmd.AddCommand(serveCommand(), gatewayCommand(), nodeCommand(), runCommand(), runsCommand(), orgsCommand(), keysCommand(),
-		imageCommand(), doctorCommand(), configCommand())
+		poolCommand(), imageCommand(), doctorCommand(), configCommand())
 	return cmd
 }

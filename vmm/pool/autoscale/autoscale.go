@@ -8,8 +8,9 @@
 // outstanding
 //
 //   - has the mean and variance of claims per refill time, estimated by exponentially weighted moving averages
-//     (T. Finch, "Incremental calculation of weighted mean and variance", 2009), a fast and a slow one: the one that asks
-//     for more counts;
+//     (T. Finch, "Incremental calculation of weighted mean and variance", 2009), a slow one and a fast one; the fast one
+//     counts when it is above what chance explains (the control chart of S. Roberts, "Control chart tests based on geometric
+//     moving averages", Technometrics 1(3), 1959);
 //   - is increased, where makers are few, by the makes that queue for one (the Allen-Cunneen approximation of G/G/m);
 //   - follows the negative binomial distribution with these two moments, or Poisson where the variance is not above the
 //     mean (C. Sherbrooke, "VARI-METRIC", Operations Research 34(2), 1986).
@@ -65,12 +66,14 @@ const (
 	prior = 30 * time.Second
 	// firstRefill is what making a machine is taken to last until one was made.
 	firstRefill = time.Second
-	// refillWeight is the weight of one make in the estimate of the refill time.
-	refillWeight = 0.1
+	// refillWeight is the weight of one make in the estimate of the refill time, once there were enough for it.
+	refillWeight = 0.02
+	// significant is how many standard errors the fast estimate must be above the slow one.
+	significant = 3
 	// leastWindow and mostWindow bound the window in which claims are counted, which is otherwise one refill time.
 	leastWindow, mostWindow = 50 * time.Millisecond, time.Minute
 	// mostLoad is the load of the makers up to which their queue is computed; it has no end at 1.
-	mostLoad = 0.95
+	mostLoad = 0.9
 	// reviews is how often within HoldDown the target is looked at when nothing happens.
 	reviews = 20
 )
@@ -89,7 +92,8 @@ type Scaler struct {
 	windowStart time.Time
 	count       int // claims since windowStart
 	lastArrival time.Time
-	refill      float64 // mean seconds a make takes; 0: none was made
+	refills     int     // makes that ended
+	refill      float64 // mean seconds a make takes
 	refill2     float64 // mean of the squares
 	recent      []need  // of the last HoldDown: times ascending, needs descending
 	reviewed    time.Time
@@ -126,13 +130,10 @@ func (s *Scaler) Arrived(now time.Time) {
 
 // Refilled notes that making a machine took so long.
 func (s *Scaler) Refilled(took time.Duration) {
-	x := max(0, took.Seconds())
-	if s.refill == 0 {
-		s.refill, s.refill2 = x, x*x
-		return
-	}
-	s.refill += refillWeight * (x - s.refill)
-	s.refill2 += refillWeight * (x*x - s.refill2)
+	s.refills++
+	x, weight := max(0, took.Seconds()), max(refillWeight, 1/float64(s.refills))
+	s.refill += weight * (x - s.refill)
+	s.refill2 += weight * (x*x - s.refill2)
 }
 
 // roll closes the windows that have ended.
@@ -148,7 +149,7 @@ func (s *Scaler) roll(now time.Time) {
 	s.count = 0
 	s.windowStart = s.windowStart.Add(time.Duration(n) * s.window)
 	s.reviewed = time.Time{}
-	if s.refill == 0 {
+	if s.refills == 0 {
 		return
 	}
 	window := min(max(time.Duration(s.refill*float64(time.Second)), leastWindow), mostWindow)
@@ -219,17 +220,20 @@ func (s *Scaler) remember(now time.Time, n int) {
 
 // demand says how many machines the estimates ask for.
 func (s *Scaler) demand(r Range) Decision {
-	d := s.demandOf(&s.slow, r)
-	if f := s.demandOf(&s.fast, r); f.Needed > d.Needed {
-		return f
+	slow, variance := s.slow.moments()
+	fast, _ := s.fast.moments()
+	// A window without variance says nothing about chance; Poisson claims have that of their mean.
+	weight := 1 - s.fast.keep(s.window)
+	if fast > slow+significant*math.Sqrt(max(variance, slow)*weight/(2-weight)) {
+		return s.demandOf(&s.fast, r)
 	}
-	return d
+	return s.demandOf(&s.slow, r)
 }
 
 func (s *Scaler) demandOf(a *average, r Range) Decision {
 	mean, variance := a.moments()
 	d := Decision{Rate: mean / s.window.Seconds(), Refill: time.Duration(s.refill * float64(time.Second)), Mean: mean, Variance: variance}
-	if s.refill == 0 {
+	if s.refills == 0 {
 		d.Refill = firstRefill
 	}
 	queued, queuedVariance := s.queue(&d, r.Makers)
