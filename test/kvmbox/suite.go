@@ -102,6 +102,10 @@ const (
 func (s *Suite) Run(ctx context.Context) (*Record, error) {
 	r := &Record{Drivers: map[string]Count{}, Run: json.RawMessage("null")}
 	missing := s.findCloudHypervisor()
+	var err error
+	if s.ImageDir, err = filepath.Abs(s.ImageDir); err != nil {
+		return r, err
+	}
 	carry, err := s.carry(ctx)
 	if err != nil {
 		return r, err

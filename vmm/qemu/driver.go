@@ -11,6 +11,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -99,8 +100,10 @@ func (d *Driver) probe() error {
 		return err
 	}
 	for line := range strings.Lines(out) {
-		if dir := strings.TrimSpace(line); filepath.IsAbs(dir) {
-			d.data = append(d.data, filepath.Clean(dir))
+		dir := filepath.Clean(strings.TrimSpace(line))
+		// It also names directories of packages that are not installed, as those of network boot.
+		if info, err := os.Stat(dir); filepath.IsAbs(dir) && err == nil && info.IsDir() {
+			d.data = append(d.data, dir)
 		}
 	}
 	return nil

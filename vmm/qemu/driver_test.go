@@ -13,8 +13,15 @@ import (
 // program makes a program that answers like QEMU.
 func program(t *testing.T, version string) string {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "qemu")
-	script := fmt.Sprintf("#!/bin/sh\ncase $1 in --version) echo '%s';; -L) echo /usr/share/qemu; echo relative; echo /usr/share/../share/seabios;; *) exit 9;; esac\n", version)
+	dir := t.TempDir()
+	path := filepath.Join(dir, "qemu")
+	for _, name := range []string{"data", "more"} {
+		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	script := fmt.Sprintf("#!/bin/sh\ncase $1 in --version) echo '%s';; -L) cat <<.\n%s\n.\n;; *) exit 9;; esac\n", version,
+		dir+"/data\nrelative\n"+dir+"/data/../more\n"+dir+"/not-installed\n"+path)
 	if err := os.WriteFile(path, []byte(script), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +65,8 @@ func TestNew(t *testing.T) {
 			if d.Isolation() != vmm.Emulated || d.Name() != "qemu" {
 				t.Errorf("isolation %q, name %q", d.Isolation(), d.Name())
 			}
-			if got := strings.Join(d.data, " "); got != "/usr/share/qemu /usr/share/seabios" {
+			dir := filepath.Dir(config.Path)
+			if got := strings.Join(d.data, " "); got != dir+"/data "+dir+"/more" {
 				t.Errorf("data directories %q", got)
 			}
 		})
