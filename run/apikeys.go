@@ -10,6 +10,8 @@ import (
 	"regexp"
 	"time"
 	"unicode/utf8"
+
+	"github.com/redis/go-redis/v9"
 )
 
 // Key is an API key. Its secret is shown once, when it is made; the store keeps the SHA-256.
@@ -82,8 +84,9 @@ func (s *Store) RevokeKey(ctx context.Context, id string) error {
 	if err != nil {
 		return fmt.Errorf("revoke: %w", err)
 	}
-	if err := s.rdb.HSetNX(ctx, s.keys.secret(sum), "revoked_us", s.micros()).Err(); err != nil {
-		return fmt.Errorf("revoke key %s: %w", id, unavailable(err))
+	err = s.durably(ctx, s.keys.secret(sum), func(p redis.Pipeliner) { p.HSetNX(ctx, s.keys.secret(sum), "revoked_us", s.micros()) })
+	if err != nil {
+		return fmt.Errorf("revoke key %s: %w", id, err)
 	}
 	return nil
 }

@@ -9,7 +9,7 @@ import (
 // maxDifferences bounds a report; one difference is enough to fail.
 const maxDifferences = 100
 
-var auditOrgScript, auditRunScript = loadScript("auditorg"), loadScript("auditrun")
+var auditOrgScript, auditRunScript = loadLax("auditorg"), loadLax("auditrun")
 
 // scripts lists all of them, for Open to load.
 var scripts = []*script{orgScript, creditScript, keyScript, admitScript, takeScript, renewScript, requeueScript,

@@ -117,3 +117,18 @@ func TestRedisCluster(t *testing.T) {
 		}
 	}
 }
+
+// WAIT goes to the node that has the cell, whose replicas count: here there are none.
+func TestRedisClusterWithoutReplicas(t *testing.T) {
+	f := newFixture(t, func(c *Config) { c.RedisURL, c.Replicas = "redis+cluster://"+startCluster(t), 1 })
+	for _, org := range []string{"o", "o"} {
+		_, err := f.CreateOrg(f.ctx, Org{ID: org})
+		f.want(err, ErrUnavailable)
+		if !strings.Contains(err.Error(), "0 of 1 replicas") {
+			t.Fatal(err)
+		}
+	}
+	o, err := f.Org(f.ctx, "o")
+	f.must(err)
+	f.same(o.ID, "o")
+}

@@ -18,7 +18,7 @@ const (
 	maxEventData = 4 << 20 // bytes of one event's data as JSON
 )
 
-var startScript, appendScript = loadScript("start"), loadScript("append")
+var startScript, appendScript = loadScript("start"), loadLax("append")
 
 // Start marks the run as running on a confirmed machine, with the event microvm.ready. The same start again changes
 // nothing. ErrLeaseLost: the run is not the caller's; ErrState: it runs on another machine.

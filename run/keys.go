@@ -22,6 +22,7 @@ func (k keys) ring() string   { return k.at("ring") }   // zset: organisations t
 func (k keys) turn() string   { return k.at("turn") }   // counter: turns given so far
 func (k keys) leases() string { return k.at("leases") } // zset: leased runs by end of the lease
 func (k keys) stain() string  { return k.at("stain") }  // string: a snapshot of Redis holds content that must go
+func (k keys) fence() string  { return k.at("fence") }  // string: written before each WAIT
 func (k keys) scrub() string  { return k.at("scrub") }  // string: a new snapshot was asked for lately
 
 // Channels.

@@ -56,6 +56,8 @@ func (c *Config) complete() error {
 	switch {
 	case c.RedisURL == "":
 		return errors.New("EPHEMERAL_REDIS_URL is empty: give redis://, rediss:// or unix://")
+	case c.Replicas < 0 || c.Replicas > maxReplicas:
+		return fmt.Errorf("EPHEMERAL_REDIS_WAIT is %d: want 0 to %d replicas", c.Replicas, maxReplicas)
 	case !cellPattern.MatchString(c.Cell):
 		return fmt.Errorf("EPHEMERAL_CELL %q: want 1 to 32 of a-z, 0-9 and -", c.Cell)
 	case c.Lease < 100*time.Millisecond || c.Lease > time.Hour:

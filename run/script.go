@@ -18,6 +18,7 @@ var sources embed.FS
 type script struct {
 	name string
 	*redis.Script
+	lax bool // may be lost in a fail-over: nobody relies on what it did
 }
 
 func loadScript(name string) *script {
@@ -30,6 +31,12 @@ func loadScript(name string) *script {
 		panic(err)
 	}
 	return &script{name: name, Script: redis.NewScript(stateTable() + string(lib) + string(src))}
+}
+
+func loadLax(name string) *script {
+	sc := loadScript(name)
+	sc.lax = true
+	return sc
 }
 
 // reply is what a script returned: a code and values.
@@ -77,9 +84,16 @@ func (r reply) fields(i int) map[string]string {
 
 // eval runs a script and returns its reply whatever its code. The error is ErrUnavailable or a bug.
 func (s *Store) eval(ctx context.Context, sc *script, keys []string, args ...any) (reply, error) {
-	v, err := sc.Run(ctx, s.rdb, keys, args...).Slice()
+	var v []any
+	var err error
+	if s.cfg.Replicas == 0 || sc.lax {
+		v, err = sc.Run(ctx, s.rdb, keys, args...).Slice()
+		err = unavailable(err)
+	} else {
+		v, err = s.evalDurably(ctx, sc, keys, args)
+	}
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", sc.name, unavailable(err))
+		return nil, fmt.Errorf("%s: %w", sc.name, err)
 	}
 	if len(v) == 0 {
 		return nil, fmt.Errorf("%s: empty answer", sc.name)

@@ -15,7 +15,7 @@ const (
 	putLife        = time.Hour // of pieces that no settlement adopts
 )
 
-var settleScript, putScript, cancelScript = loadScript("settle"), loadScript("put"), loadScript("cancel")
+var settleScript, putScript, cancelScript = loadScript("settle"), loadLax("put"), loadScript("cancel")
 
 // closingData is how a run ends that no worker reported on: the data of the event named after its state, and what the
 // record keeps.

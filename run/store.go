@@ -11,6 +11,7 @@ import (
 // Config is how a process reaches its cell's Redis.
 type Config struct {
 	RedisURL  string        `env:"EPHEMERAL_REDIS_URL" help:"Redis to use: redis://, rediss:// or unix:// (empty: serve starts a private redis-server)"`
+	Replicas  int           `env:"EPHEMERAL_REDIS_WAIT" envDefault:"0" help:"replicas of Redis that must have a change of state or money before it is acknowledged (0: none; such changes can be lost in a fail-over)"`
 	Cell      string        `env:"EPHEMERAL_CELL" envDefault:"c0" help:"name of the cell; hash tag of every key"`
 	Lease     time.Duration `env:"EPHEMERAL_LEASE" envDefault:"10s" help:"how long a node owns a run without renewing"`
 	Retention time.Duration `env:"EPHEMERAL_RETENTION" envDefault:"720h" help:"how long records of ended runs are kept"`

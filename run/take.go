@@ -16,7 +16,7 @@ const pollInterval = time.Second
 
 var nodePattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
 
-var takeScript, renewScript, requeueScript = loadScript("take"), loadScript("renew"), loadScript("requeue")
+var takeScript, renewScript, requeueScript = loadScript("take"), loadLax("renew"), loadScript("requeue")
 
 // Take leases the next run to the node: organisations that have runs waiting and are under their limit take turns, the
 // one that was served longest ago first; inside one the oldest run is first. It blocks until there is work or ctx ends,

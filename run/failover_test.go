@@ -1,0 +1,204 @@
+package run
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// redisProcess is a redis-server of a test's own, over TCP, as replication needs it.
+type redisProcess struct {
+	*redis.Client
+	t    *testing.T
+	port int
+	cmd  *exec.Cmd
+}
+
+func startRedis(t *testing.T, args ...string) *redisProcess {
+	t.Helper()
+	p := &redisProcess{t: t, port: freePort(t)}
+	args = append(args, "--port", fmt.Sprint(p.port), "--bind", "127.0.0.1")
+	if args[0] != "--sentinel" && !strings.HasSuffix(args[0], ".conf") {
+		args = append(args, "--dir", t.TempDir(), "--save", "", "--appendonly", "yes", "--repl-diskless-sync-delay", "0")
+	}
+	p.cmd = exec.Command("redis-server", args...)
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		p.cmd.Process.Kill()
+		p.cmd.Wait()
+	})
+	p.Client = redis.NewClient(&redis.Options{Addr: p.addr(), DisableIdentity: true})
+	t.Cleanup(func() { p.Close() })
+	p.until("it answers", func(ctx context.Context) bool { return p.Ping(ctx).Err() == nil })
+	return p
+}
+
+func (p *redisProcess) addr() string { return fmt.Sprintf("127.0.0.1:%d", p.port) }
+
+func (p *redisProcess) until(what string, ok func(context.Context) bool) {
+	p.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	for !ok(ctx) {
+		if ctx.Err() != nil {
+			p.t.Fatalf("not within 20 s: %s", what)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// replicas starts replicas of the primary and waits until they follow.
+func (p *redisProcess) replicas(n int) (list []*redisProcess) {
+	p.t.Helper()
+	for range n {
+		r := startRedis(p.t, "--replicaof", "127.0.0.1 "+fmt.Sprint(p.port))
+		r.until("it follows", func(ctx context.Context) bool {
+			return strings.Contains(r.Info(ctx, "replication").Val(), "master_link_status:up")
+		})
+		list = append(list, r)
+	}
+	return list
+}
+
+// With EPHEMERAL_REDIS_WAIT nothing is acknowledged that a replica does not have, also not when it is repeated.
+func TestWaitForReplica(t *testing.T) {
+	primary := startRedis(t)
+	replica := primary.replicas(1)[0]
+	f := newFixture(t, func(c *Config) { c.RedisURL, c.Replicas = "redis://"+primary.addr(), 1 })
+	f.newOrg("o", 0, 10_000)
+	key, secret, err := f.CreateKey(f.ctx, "o", "k", Member)
+	f.must(err)
+	f.must(f.oneRun("first"))
+	f.must(f.rdb.ScriptFlush(f.ctx).Err())
+	f.must(f.oneRun("forgotten-scripts"))
+
+	f.must(replica.cmd.Process.Signal(syscall.SIGSTOP))
+	for range 2 {
+		_, _, err := f.Admit(f.ctx, admission("k"))
+		f.want(err, ErrUnavailable)
+	}
+	_, err = f.Credit(f.ctx, "o", 5, "c")
+	f.want(err, ErrUnavailable)
+	f.want(f.RevokeKey(f.ctx, key.ID), ErrUnavailable)
+	f.must(replica.cmd.Process.Signal(syscall.SIGCONT))
+	_, replayed, err := f.Admit(f.ctx, admission("k"))
+	f.must(err)
+	f.same(replayed, true)
+	f.must(second(f.Credit(f.ctx, "o", 5, "c")))
+	f.must(f.RevokeKey(f.ctx, key.ID))
+	_, err = f.Authenticate(f.ctx, secret)
+	f.want(err, ErrUnauthenticated)
+	f.same(f.account("o").Held, Micros(100))
+	f.balanced()
+}
+
+// Writers admit, work and settle while Sentinel replaces a killed primary: whatever was acknowledged is there afterwards,
+// once.
+func TestSentinelFailOver(t *testing.T) {
+	primary := startRedis(t)
+	primary.replicas(2)
+	conf := filepath.Join(t.TempDir(), "sentinel.conf")
+	if err := os.WriteFile(conf, fmt.Appendf(nil, `sentinel monitor cell 127.0.0.1 %d 1
+sentinel down-after-milliseconds cell 300
+sentinel failover-timeout cell 3000
+dir %s
+`, primary.port, filepath.Dir(conf)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	sentinel := startRedis(t, conf, "--sentinel")
+	watch := redis.NewSentinelClient(&redis.Options{Addr: sentinel.addr(), DisableIdentity: true})
+	t.Cleanup(func() { watch.Close() })
+	sentinel.until("it knows both replicas", func(ctx context.Context) bool {
+		return len(watch.Replicas(ctx, "cell").Val()) == 2
+	})
+
+	f := newFixture(t, func(c *Config) {
+		c.RedisURL, c.Replicas, c.Lease = "redis://"+sentinel.addr()+"?master_name=cell", 1, time.Minute
+	})
+	f.Store.now = time.Now
+	f.newOrg("o", 1000, 1_000_000)
+	insist := func(what string, f func() error) bool {
+		for end := time.Now().Add(25 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+			err := f()
+			if err == nil {
+				return true
+			}
+			if !errors.Is(err, ErrUnavailable) || time.Now().After(end) {
+				t.Errorf("%s: %v", what, err)
+				return false
+			}
+		}
+	}
+	var mu sync.Mutex
+	admitted, settled := map[string]ID{}, map[ID]bool{}
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				key := word(8)
+				var r Run
+				if !insist("admit", func() (err error) { r, _, err = f.Admit(f.ctx, admission(key)); return err }) {
+					return
+				}
+				mu.Lock()
+				admitted[key] = r.ID
+				mu.Unlock()
+				var l *Lease
+				if !insist("take", func() (err error) { l, err = f.tryTake(f.ctx, "n1"); return err }) || l == nil {
+					continue // a take that was not acknowledged keeps a run leased until the lease is over
+				}
+				if insist("start", func() error { return f.Start(f.ctx, l, Start{At: time.Now(), Machine: "m"}) }) &&
+					insist("authorise", func() error { return second(f.Authorize(f.ctx, l, Call{ID: "c", Kind: KindWeb, Min: 7, Max: 7})) }) &&
+					insist("capture", func() error { return f.Capture(f.ctx, l, "c", 7) }) &&
+					insist("settle", func() error { return second(f.Settle(f.ctx, l, Outcome{At: time.Now(), State: Succeeded})) }) {
+					mu.Lock()
+					settled[l.Run] = true
+					mu.Unlock()
+				}
+			}
+		})
+	}
+	count := func() int { mu.Lock(); defer mu.Unlock(); return len(settled) }
+	more := func(what string) {
+		n := count()
+		sentinel.until(what, func(context.Context) bool { return count() >= n+30 })
+	}
+	more("30 runs before the fail-over")
+	f.must(primary.cmd.Process.Kill())
+	more("30 runs after the fail-over")
+	close(stop)
+	wg.Wait()
+
+	for key, id := range admitted {
+		r, replayed, err := f.Admit(f.ctx, admission(key))
+		f.must(err)
+		if !replayed || r.ID != id {
+			t.Fatalf("key %s: run %s, replayed %t; want %s", key, r.ID, replayed, id)
+		}
+		if settled[id] && (r.State != Succeeded || r.Money.Charged != 7) {
+			t.Errorf("%s: settled, and now %s with %+v", id, r.State, r.Money)
+		}
+	}
+	rep := f.balanced()
+	f.same(rep.Charged >= Micros(7*len(settled)), true)
+	t.Logf("%d runs admitted, %d settled", len(admitted), len(settled))
+}
