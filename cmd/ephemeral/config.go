@@ -14,6 +14,7 @@ import (
 	"github.com/ephemeral-run/ephemeral/gateway"
 	"github.com/ephemeral-run/ephemeral/node"
 	"github.com/ephemeral-run/ephemeral/run"
+	"github.com/ephemeral-run/ephemeral/vmm/cloudhypervisor"
 	"github.com/ephemeral-run/ephemeral/vmm/pool"
 	"github.com/ephemeral-run/ephemeral/vmm/provision"
 	"github.com/ephemeral-run/ephemeral/vmm/qemu"
@@ -30,7 +31,10 @@ type settings struct {
 	Broker    broker.Config
 	Provision provision.Config
 	Pool      pool.Config
-	QEMU      qemu.Config
+
+	Hypervisor      hypervisorConfig
+	QEMU            qemu.Config
+	CloudHypervisor cloudhypervisor.Config
 }
 
 func load() (settings, error) {

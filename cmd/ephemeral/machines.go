@@ -12,9 +12,9 @@ import (
 	"github.com/ephemeral-run/ephemeral/images"
 	"github.com/ephemeral-run/ephemeral/node"
 	"github.com/ephemeral-run/ephemeral/node/guest"
+	"github.com/ephemeral-run/ephemeral/vmm"
 	"github.com/ephemeral-run/ephemeral/vmm/pool"
 	"github.com/ephemeral-run/ephemeral/vmm/provision"
-	"github.com/ephemeral-run/ephemeral/vmm/qemu"
 )
 
 // reconcileTime bounds the removal of what an earlier life of the node left.
@@ -27,7 +27,7 @@ func (c *cell) runNode(ctx context.Context, ready *readiness, registry *promethe
 	if err != nil {
 		return fmt.Errorf("open the image: %w", err)
 	}
-	driver, err := qemu.New(c.QEMU)
+	driver, err := openDriver(c.settings, c.log)
 	if err != nil {
 		return fmt.Errorf("open the hypervisor: %w", err)
 	}
@@ -70,6 +70,9 @@ func (c *cell) runNode(ctx context.Context, ready *readiness, registry *promethe
 	n, err := node.New(parts.Node(), cfg, c.Run.Lease, c.store, runner, c.log)
 	if err != nil {
 		return err
+	}
+	if driver.Isolation() == vmm.Emulated {
+		c.log.Warn("machines are emulated on this host: that is slow, and no security boundary; \"ephemeral doctor\" says what KVM needs")
 	}
 	c.log.Info("node is ready", "node", parts.Node(), "driver", driver.Name(), "version", driver.Version(),
 		"isolation", driver.Isolation(), "image", image.Digest, "template", template.Key)
