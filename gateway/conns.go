@@ -1,8 +1,11 @@
 package gateway
 
 import (
+	"errors"
 	"net"
+	"slices"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -20,9 +23,21 @@ func newConns(ln net.Listener, writeTimeout time.Duration) *conns {
 	return &conns{Listener: ln, writeTimeout: writeTimeout, open: map[*conn]struct{}{}}
 }
 
-// Accept waits for the next connection.
+// acceptPause is how long a host that is out of descriptors or memory is left alone before the next try.
+const acceptPause = 50 * time.Millisecond
+
+// exhausted are the errors of accept(2) that pass by themselves. They must not end the server: its runs would end with it.
+var exhausted = []error{
+	syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ECONNABORTED,
+}
+
+// Accept waits for the next connection. While the host is out of resources connections wait in the kernel.
 func (l *conns) Accept() (net.Conn, error) {
 	nc, err := l.Listener.Accept()
+	for err != nil && slices.ContainsFunc(exhausted, func(e error) bool { return errors.Is(err, e) }) {
+		time.Sleep(acceptPause)
+		nc, err = l.Listener.Accept()
+	}
 	if err != nil {
 		return nil, err
 	}
