@@ -72,6 +72,7 @@ type diskConfig struct {
 	Readonly bool   `json:"readonly"`
 	Type     string `json:"image_type"`
 	Serial   string `json:"serial"`
+	Sparse   bool   `json:"sparse"` // give back discarded blocks; of a file that nobody writes there are none
 }
 
 type netConfig struct {

@@ -59,7 +59,7 @@ func slow(t testing.TB) float64 {
 		t.Fatal(err)
 	}
 	if strings.Contains(cpu, "TCG") {
-		return 10
+		return 20
 	}
 	return 2
 }

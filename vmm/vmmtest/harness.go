@@ -42,6 +42,8 @@ type Harness struct {
 	StreamBytes int64
 	// Guest makes the guest end in its ways; nil: the agent is asked, and runs commands as root.
 	Guest Guest
+	// LeaveOut names checks that make no sense for this driver, with the reason, which is told.
+	LeaveOut map[string]string
 }
 
 // Guest ends a guest from inside.
@@ -306,6 +308,12 @@ func checksum(t testing.TB, path string) string {
 		t.Fatal(err)
 	}
 	return hex.EncodeToString(sum.Sum(nil))
+}
+
+// LeavesNothing fails a test at whose end there are processes, descriptors or goroutines that were not there before.
+func LeavesNothing(t *testing.T) {
+	t.Helper()
+	leavesNothing(t)
 }
 
 // leavesNothing compares processes, descriptors and goroutines at the end of a test with those at its begin.
