@@ -2,7 +2,14 @@ package run
 
 import (
 	"fmt"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"strings"
 	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
 )
 
 func BenchmarkAdmit(b *testing.B) {
@@ -32,17 +39,80 @@ func BenchmarkReplay(b *testing.B) {
 	}
 }
 
-// BenchmarkTake takes from queues of different lengths: the cost must not grow with them.
+// BenchmarkAdmitAgainstRedis compares admissions through the store with redis-benchmark's calls of the very same script,
+// both over 50 connections: what the store adds is the ratio.
+func BenchmarkAdmitAgainstRedis(b *testing.B) {
+	const connections = 50
+	f := newFixture(b, func(c *Config) {
+		c.QueueLimit, c.RedisURL = 1<<30, c.RedisURL+fmt.Sprintf("?pool_size=%d", connections)
+	})
+	f.newOrg("o", 0, 1<<50)
+	spec := Spec{Command: "true", MaxCostMicros: 1, TimeoutSeconds: 10}
+	b.SetParallelism(max(1, connections/runtime.GOMAXPROCS(0)))
+	b.RunParallel(func(pb *testing.PB) {
+		for pb.Next() {
+			if _, _, err := f.Admit(f.ctx, Admission{Org: "o", Key: "key_0", IdempotencyKey: word(8), Fingerprint: "f", Spec: spec}); err != nil {
+				b.Error(err)
+				return
+			}
+		}
+	})
+	ours := float64(b.N) / b.Elapsed().Seconds()
+	b.StopTimer()
+	if b.N < 1000 {
+		return // too few to say anything
+	}
+	bare := f.redisBenchmark(b, connections, b.N, spec)
+	b.ReportMetric(ours, "admissions/s")
+	b.ReportMetric(bare, "redis-benchmark/s")
+	b.ReportMetric(ours/bare, "ratio")
+}
+
+// redisBenchmark calls the admit script n times with redis-benchmark and returns how many it did a second.
+func (f *fixture) redisBenchmark(b *testing.B, connections, n int, spec Spec) float64 {
+	b.Helper()
+	const id = "run___rand_int__" // another number for each call
+	k := f.keys
+	f.newOrg("p", 0, 1<<50)
+	prefix, suffix := k.runAround()
+	keys := []string{k.idem("p", "") + id, k.run(id), k.runEvents(id), k.spec(id), k.org("p"), k.queue("p"), k.active("p"), k.runs("p"),
+		k.ring(), k.limits("key_0"), k.parked("p"), k.keyParked("key_0")}
+	args := []string{"-s", server.Addr(), "-c", fmt.Sprint(connections), "-n", fmt.Sprint(n), "-r", "2000000000", "--csv",
+		"EVALSHA", admitScript.Hash(), fmt.Sprint(len(keys))}
+	args = append(args, keys...)
+	args = append(args, k.events(), k.work(), id, "p", fmt.Sprint(f.micros()), "f", "86400000", "1", "0", mustEncode(spec), "", "0",
+		"key_0", fmt.Sprint(1<<30), "20", prefix, suffix)
+	out, err := exec.CommandContext(f.ctx, "redis-benchmark", args...).Output()
+	if err != nil {
+		b.Fatal(err)
+	}
+	if got := f.rdb.ZCard(f.ctx, k.queue("p")).Val(); got < int64(n)*99/100 {
+		b.Fatalf("%d runs queued by redis-benchmark, want %d:\n%s", got, n, out)
+	}
+	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+	fields := strings.Split(lines[len(lines)-1], `","`) // the command, calls a second, and six latencies
+	if len(fields) < 8 {
+		b.Fatalf("redis-benchmark said %q", out)
+	}
+	rate, err := strconv.ParseFloat(fields[len(fields)-7], 64)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return rate
+}
+
+// BenchmarkTake takes from queues of different lengths: the cost must not grow with them. All but the oldest runs of each
+// organisation are ids in its queue and nothing else, since a take looks at the oldest one only: so a million fit.
 func BenchmarkTake(b *testing.B) {
-	for _, waiting := range []int{100, 10_000, 100_000} {
+	for _, waiting := range []int{100, 1000, 10_000, 100_000, 1_000_000} {
 		b.Run(fmt.Sprintf("waiting=%d", waiting), func(b *testing.B) {
 			f := newFixture(b, func(c *Config) { c.QueueLimit, c.Concurrency = 1<<30, 1<<30 })
-			for i := range 10 {
+			const orgs = 10
+			for i := range orgs {
 				f.newOrg(fmt.Sprintf("o%d", i), 0, 1<<50)
+				f.admit(fmt.Sprintf("o%d", i), 1)
 			}
-			for i := range waiting {
-				f.admit(fmt.Sprintf("o%d", i%10), 1)
-			}
+			f.fill(orgs, waiting-orgs)
 			for b.Loop() {
 				l, err := f.tryTake(f.ctx, "n1")
 				if err != nil || l == nil {
@@ -54,8 +124,56 @@ func BenchmarkTake(b *testing.B) {
 				}
 				b.StartTimer()
 			}
+			b.StopTimer()
+			for i := range orgs {
+				f.must(f.rdb.Del(f.ctx, f.keys.queue(fmt.Sprintf("o%d", i))).Err())
+			}
 		})
 	}
+}
+
+// fill adds n ids of younger runs to the queues.
+func (f *fixture) fill(orgs, n int) {
+	f.t.Helper()
+	young := f.micros() + time.Hour.Microseconds()
+	for at := 0; at < n; at += 1000 {
+		members := make([][]redis.Z, orgs)
+		for i := at; i < min(at+1000, n); i++ {
+			members[i%orgs] = append(members[i%orgs], redis.Z{Score: float64(young + int64(i)), Member: fmt.Sprintf("run_%032x", i)})
+		}
+		f.must(f.pipelined(f.ctx, func(p redis.Pipeliner) {
+			for org, m := range members {
+				if len(m) > 0 {
+					p.ZAdd(f.ctx, f.keys.queue(fmt.Sprintf("o%d", org)), m...)
+				}
+			}
+		}))
+	}
+}
+
+// BenchmarkMemory tells what Redis needs for each run that it keeps: a settled command with its record, events, calls,
+// ledger entry and idempotency key.
+func BenchmarkMemory(b *testing.B) {
+	f := newFixture(b)
+	f.newOrg("o", 0, 1<<50)
+	used := func() float64 {
+		info := f.rdb.Info(f.ctx, "memory").Val()
+		_, rest, _ := strings.Cut(info, "used_memory:")
+		digits, _, _ := strings.Cut(rest, "\r")
+		n, err := strconv.ParseFloat(digits, 64)
+		if err != nil {
+			b.Fatal(err)
+		}
+		return n
+	}
+	before := used()
+	for i := 0; b.Loop(); i++ {
+		if err := f.oneRun(fmt.Sprintf("k%d", i)); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.StopTimer()
+	b.ReportMetric((used()-before)/float64(b.N), "bytes/run")
 }
 
 // BenchmarkSettle runs a whole life without a machine, from admission to settlement.
