@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build image demo serve test test-kvm bench lint fuzz clean
+.PHONY: help setup build image demo serve test test-kvm bench lint fuzz clean doctor
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -13,7 +13,7 @@ setup: ## install the Debian packages that are missing
 build: ## build build/ephemeral and build/guestagent
 	@scripts/build
 
-image: setup build ## build the image that machines boot from (kept in build/images)
+image: setup build ## build the image that machines boot from (kept)
 	@scripts/image
 
 demo: ## run one request from start to end, and clean up
@@ -21,6 +21,9 @@ demo: ## run one request from start to end, and clean up
 
 serve: ## start a server to keep on loopback
 	@scripts/serve
+
+doctor: ## check whether this host can run machines
+	@scripts/doctor
 
 test: ## run every check and test, on real machines and a real Redis
 	@scripts/test

@@ -33,12 +33,17 @@ die() {
 	exit 1
 }
 
+# can_be_root ends the script where root cannot be had, before anything is built for nothing.
+can_be_root() {
+	[ "$(id -u)" -eq 0 ] || command -v sudo >/dev/null || die "this needs root: run it as root, or install sudo"
+}
+
 # need_root starts the script again as root: machines, taps and namespaces need it.
 need_root() {
 	if [ "$(id -u)" -eq 0 ]; then
 		return
 	fi
-	command -v sudo >/dev/null || die "this needs root: run it as root, or install sudo"
+	can_be_root
 	say "this needs root: going on with sudo"
 	exec sudo --preserve-env env "PATH=$PATH" "$0" "$@"
 }
@@ -49,6 +54,7 @@ need_go() {
 
 # build_then_root sets up and builds as the user who calls, so that the files are theirs, and goes on as root.
 build_then_root() {
+	can_be_root
 	need_go
 	if [ -z "${EPHEMERAL_BUILT:-}" ]; then
 		"$repo/scripts/setup"

@@ -2,9 +2,12 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"os"
 	"reflect"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/caarlos0/env/v11"
@@ -39,10 +42,32 @@ type settings struct {
 
 func load() (settings, error) {
 	s, err := env.ParseAs[settings]()
-	if err != nil {
-		return s, fmt.Errorf("read the settings: %w (see \"ephemeral config\")", err)
+	if err == nil {
+		return s, nil
 	}
-	return s, nil
+	var parse env.ParseError
+	for _, v := range variables(reflect.TypeFor[settings]()) {
+		if errors.As(err, &parse) && v.field == parse.Name {
+			return s, fmt.Errorf("%s=%q: %w (see \"ephemeral config\")", v.Name, os.Getenv(v.Name), parse.Err)
+		}
+	}
+	return s, fmt.Errorf("read the settings: %w (see \"ephemeral config\")", err)
+}
+
+// misspelt lists the variables of the environment that look like settings and are none.
+func misspelt(environ []string) []string {
+	known := map[string]bool{}
+	for _, v := range variables(reflect.TypeFor[settings]()) {
+		known[v.Name] = true
+	}
+	var unknown []string
+	for _, e := range environ {
+		name, _, _ := strings.Cut(e, "=")
+		if strings.HasPrefix(name, "EPHEMERAL_") && !known[name] && !strings.HasPrefix(name, "EPHEMERAL_TEST_") && name != "EPHEMERAL_BUILT" {
+			unknown = append(unknown, name)
+		}
+	}
+	return unknown
 }
 
 // variable is one setting as "ephemeral config" shows it.
@@ -51,6 +76,8 @@ type variable struct {
 	Default string `json:"default"`
 	Help    string `json:"help"`
 	Secret  bool   `json:"secret,omitempty"`
+
+	field string // of the struct
 }
 
 // variables lists the settings of a struct and the structs in it, in order of declaration.
@@ -59,7 +86,7 @@ func variables(t reflect.Type) []variable {
 	for i := range t.NumField() {
 		f := t.Field(i)
 		if name, ok := f.Tag.Lookup("env"); ok {
-			all = append(all, variable{Name: name, Default: f.Tag.Get("envDefault"), Help: f.Tag.Get("help"), Secret: f.Tag.Get("secret") == "true"})
+			all = append(all, variable{Name: name, Default: f.Tag.Get("envDefault"), Help: f.Tag.Get("help"), Secret: f.Tag.Get("secret") == "true", field: f.Name})
 		} else if f.Type.Kind() == reflect.Struct {
 			all = append(all, variables(f.Type)...)
 		}
@@ -105,7 +132,7 @@ func (o *outputFormat) Type() string   { return "format" }
 
 func (o *outputFormat) Set(s string) error {
 	if s != "text" && s != "json" {
-		return fmt.Errorf("it is %q: it must be text or json", s)
+		return errors.New("must be text or json")
 	}
 	*o = outputFormat(s)
 	return nil

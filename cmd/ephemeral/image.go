@@ -28,9 +28,7 @@ func imageDir(s settings) string {
 }
 
 func imageCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "image", Short: "Build the image that machines boot from"}
-	cmd.AddCommand(imageBuildCommand())
-	return cmd
+	return group("image", "Build the image that machines boot from", "", imageBuildCommand())
 }
 
 func imageBuildCommand() *cobra.Command {

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"strconv"
+	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -12,12 +14,42 @@ import (
 )
 
 func keysCommand() *cobra.Command {
+	return group("keys", "Create, list and revoke API keys",
+		"Works on the cell's Redis: EPHEMERAL_REDIS_URL, or the private one of a running \"ephemeral serve\" with the same EPHEMERAL_DATA_DIR.",
+		keysCreateCommand(), keysListCommand(), keysRevokeCommand())
+}
+
+func keysListCommand() *cobra.Command {
+	var output outputFormat
+	var org string
 	cmd := &cobra.Command{
-		Use:   "keys",
-		Short: "Create and revoke API keys",
-		Long:  "Works on the cell's Redis: EPHEMERAL_REDIS_URL, or the private one of a running \"ephemeral serve\" with the same EPHEMERAL_DATA_DIR.",
+		Use:     "list",
+		Short:   "List an organisation's keys, without their secrets; without --org the admin keys",
+		Example: "  ephemeral keys list --org org_default",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return withStore(cmd, func(ctx context.Context, s *run.Store) error {
+				keys, err := s.Keys(ctx, org)
+				if err != nil {
+					return err
+				}
+				return output.print(cmd, keys, func(w io.Writer) {
+					tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+					fmt.Fprintln(tw, "ID\tROLE\tNAME\tCREATED\tREVOKED")
+					for _, k := range keys {
+						revoked := ""
+						if !k.RevokedAt.IsZero() {
+							revoked = k.RevokedAt.Format(time.DateTime)
+						}
+						fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\n", k.ID, k.Role, k.Name, k.CreatedAt.Format(time.DateTime), revoked)
+					}
+					_ = tw.Flush()
+				})
+			})
+		},
 	}
-	cmd.AddCommand(keysCreateCommand(), keysRevokeCommand())
+	cmd.Flags().StringVar(&org, "org", "", "organisation whose keys to list")
+	output.flag(cmd)
 	return cmd
 }
 
@@ -48,6 +80,7 @@ func keysCreateCommand() *cobra.Command {
 					run.Key
 					Secret string `json:"secret"`
 				}{key, secret}
+				fmt.Fprintf(cmd.ErrOrStderr(), "key %s; its secret is shown this once:\n", key.ID)
 				return output.print(cmd, shown, func(w io.Writer) { fmt.Fprintln(w, secret) })
 			})
 		},

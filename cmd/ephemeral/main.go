@@ -18,6 +18,7 @@ var version = "dev"
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	err := root().ExecuteContext(ctx)
 	var code exitCode
 	switch {
@@ -51,5 +52,20 @@ Every setting is an environment variable: "ephemeral config" lists them.`,
 	}
 	cmd.AddCommand(serveCommand(), gatewayCommand(), nodeCommand(), runCommand(), runsCommand(), orgsCommand(), keysCommand(),
 		poolCommand(), imageCommand(), doctorCommand(), configCommand())
+	return cmd
+}
+
+// group is a command that only holds others.
+func group(use, short, long string, commands ...*cobra.Command) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: use, Short: short, Long: long,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return fmt.Errorf("unknown command %q for %q: see \"%s --help\"", args[0], cmd.CommandPath(), cmd.CommandPath())
+			}
+			return cmd.Help()
+		},
+	}
+	cmd.AddCommand(commands...)
 	return cmd
 }

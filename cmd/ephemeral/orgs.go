@@ -18,13 +18,9 @@ import (
 )
 
 func orgsCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "orgs",
-		Short: "Create organisations, give them credit and limits, show and audit their accounts",
-		Long:  "Works on the cell's Redis: EPHEMERAL_REDIS_URL, or the private one of a running \"ephemeral serve\" with the same EPHEMERAL_DATA_DIR.",
-	}
-	cmd.AddCommand(orgsCreateCommand(), orgsListCommand(), orgsLimitCommand(), orgsCreditCommand(), orgsStatementCommand(), orgsAuditCommand())
-	return cmd
+	return group("orgs", "Create organisations, give them credit and limits, show and audit their accounts",
+		"Works on the cell's Redis: EPHEMERAL_REDIS_URL, or the private one of a running \"ephemeral serve\" with the same EPHEMERAL_DATA_DIR.",
+		orgsCreateCommand(), orgsListCommand(), orgsLimitCommand(), orgsCreditCommand(), orgsStatementCommand(), orgsAuditCommand())
 }
 
 // withStore runs f with the cell's store open.

@@ -6,7 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
+	"sync"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -32,7 +35,23 @@ func openClient() (*client.Client, error) {
 	if s.Client.APIKey == "" {
 		return nil, errors.New("EPHEMERAL_API_KEY is not set: \"ephemeral keys create --org ORG\" makes a key")
 	}
-	return client.New(s.Client.URL, s.Client.APIKey)
+	return client.New(s.Client.URL, s.Client.APIKey, client.WithTransport(&reachable{url: s.Client.URL}))
+}
+
+// reachable sends requests, and says soon and clearly when there is no server at all: a client would else go on trying.
+type reachable struct {
+	url  string
+	once sync.Once
+}
+
+func (r *reachable) RoundTrip(req *http.Request) (*http.Response, error) {
+	resp, err := http.DefaultTransport.RoundTrip(req)
+	if errors.Is(err, syscall.ECONNREFUSED) && req.Context().Err() == nil {
+		r.once.Do(func() {
+			fmt.Fprintf(os.Stderr, "nobody listens at %s (EPHEMERAL_URL): is \"ephemeral serve\" running? Trying for a minute\n", r.url)
+		})
+	}
+	return resp, err
 }
 
 func runCommand() *cobra.Command {
@@ -162,9 +181,7 @@ func exitOf(r run.Run) int {
 }
 
 func runsCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "runs", Short: "Show, list and cancel runs"}
-	cmd.AddCommand(runsShowCommand(), runsListCommand(), runsCancelCommand())
-	return cmd
+	return group("runs", "Show, list and cancel runs", "", runsShowCommand(), runsListCommand(), runsCancelCommand())
 }
 
 func runsShowCommand() *cobra.Command {

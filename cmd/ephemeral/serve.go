@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"strings"
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -44,7 +45,7 @@ It ends on SIGTERM or SIGINT: answers in flight are finished, runs are given EPH
 destroyed.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return withCell(cmd.Context(), true, func(ctx context.Context, c *cell) error {
+			return withCell(cmd.Context(), true, true, func(ctx context.Context, c *cell) error {
 				if init {
 					if err := initialise(ctx, c, cmd.OutOrStdout()); err != nil {
 						return err
@@ -64,7 +65,7 @@ func gatewayCommand() *cobra.Command {
 		Short: "Serve the HTTP API only; nodes of the same Redis carry out the runs",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return withCell(cmd.Context(), false, func(ctx context.Context, c *cell) error { return c.serve(ctx, true, false) })
+			return withCell(cmd.Context(), false, false, func(ctx context.Context, c *cell) error { return c.serve(ctx, true, false) })
 		},
 	}
 }
@@ -75,7 +76,7 @@ func nodeCommand() *cobra.Command {
 		Short: "Carry out runs on this host; gateways of the same Redis take the requests",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return withCell(cmd.Context(), false, func(ctx context.Context, c *cell) error { return c.serve(ctx, false, true) })
+			return withCell(cmd.Context(), false, true, func(ctx context.Context, c *cell) error { return c.serve(ctx, false, true) })
 		},
 	}
 }
@@ -89,19 +90,33 @@ type cell struct {
 }
 
 // withCell opens what a server needs, runs f, and closes it again, in reverse order. private starts a private
-// redis-server where none is configured.
-func withCell(ctx context.Context, private bool, f func(context.Context, *cell) error) (err error) {
+// redis-server where none is configured; machines says that the process will make some.
+func withCell(ctx context.Context, private, machines bool, f func(context.Context, *cell) error) (err error) {
 	s, err := load()
 	if err != nil {
 		return err
 	}
 	c := &cell{settings: s, log: s.Log.logger()}
 	slog.SetDefault(c.log)
+	for _, name := range misspelt(os.Environ()) {
+		c.log.Warn("there is no such setting; \"ephemeral config\" lists them all", "variable", name)
+	}
+	if machines {
+		if os.Geteuid() != 0 {
+			return errors.New("machines need root: run this as root (a gateway alone does not: \"ephemeral gateway\")")
+		}
+		if err := errors.Join(s.Provision.Validate(), s.Pool.Validate()); err != nil {
+			return fmt.Errorf("settings: %w", err)
+		}
+	}
 	if s.Run.RedisURL == "" {
 		if !private {
 			return errors.New("EPHEMERAL_REDIS_URL is not set: gateways and nodes need one Redis that all of them reach")
 		}
 		server, err := redisserver.Start(ctx, redisDir(s), redisserver.Options{Log: c.log})
+		if errors.Is(err, redisserver.ErrInUse) {
+			return fmt.Errorf("another \"ephemeral serve\" uses this EPHEMERAL_DATA_DIR (%s): %w", s.Provision.DataDir, err)
+		}
 		if err != nil {
 			return fmt.Errorf("start the private Redis: %w", err)
 		}
@@ -125,6 +140,12 @@ func withCell(ctx context.Context, private bool, f func(context.Context, *cell) 
 // "not ready" and not a refused connection while the template is made; it stops last, so that clients see their runs end.
 func (c *cell) serve(ctx context.Context, withGateway, withNode bool) error {
 	group, ctx := errgroup.WithContext(ctx)
+	context.AfterFunc(ctx, func() {
+		c.log.Info("stopping: runs may go on for a while, a second signal ends all at once", "limit", c.Node.Drain)
+	})
+	if strings.HasPrefix(c.broker.DefaultModel(), "replay/") {
+		c.log.Info("a prompt that names no model plays a recorded conversation; EPHEMERAL_DEFAULT_MODEL names another", "model", c.broker.DefaultModel())
+	}
 	nodeDone := make(chan struct{})
 	var ready readiness
 	registry := prometheus.NewRegistry()
@@ -146,6 +167,7 @@ func (c *cell) serve(ctx context.Context, withGateway, withNode bool) error {
 			serving, stop := context.WithCancel(context.WithoutCancel(ctx))
 			defer stop()
 			go func() { <-ctx.Done(); <-nodeDone; stop() }()
+			c.log.Info("listening", "api", "http://"+c.Gateway.Listen, "admin", "http://"+c.Gateway.AdminListen)
 			return server.ListenAndServe(serving)
 		})
 	}
