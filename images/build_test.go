@@ -232,7 +232,7 @@ func TestKilledBuilder(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestKilledBuilder$")
-	cmd.Env = append(os.Environ(), "IMAGES_TEST_KILLED="+b.Dir)
+	cmd.Env = append(os.Environ(), "IMAGES_TEST_KILLED="+b.Dir, "TMPDIR="+t.TempDir()) // it cannot clean up
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
