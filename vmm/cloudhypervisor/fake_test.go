@@ -79,7 +79,7 @@ func TestFaults(t *testing.T) {
 		"another CPU":        {options: fault("vm.restore", chfake.Refuse, "Error from API", "CPUID mismatch"), is: vmm.ErrTemplate},
 		"crash before ping":  {options: fault("vmm.ping", chfake.Crash), is: vmm.ErrVMM},
 		"crash in restore":   {options: fault("vm.restore", chfake.Crash), is: vmm.ErrVMM},
-		"half a reply":       {options: fault("vm.restore", chfake.Half), says: []string{"vm.restore", "EOF"}},
+		"half a reply":       {options: fault("vm.restore", chfake.Half), says: []string{"vm.restore", "read answer"}},
 		"garbage":            {options: fault("vm.restore", chfake.Garbage), says: []string{"vm.restore", "malformed"}},
 		"hang":               {options: fault("vm.restore", chfake.Hang), within: 500 * time.Millisecond, is: context.DeadlineExceeded},
 		"no API":             {options: chfake.Options{NoAPI: true}, within: 500 * time.Millisecond, is: context.DeadlineExceeded},

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/ephemeral-run/ephemeral/vmm"
@@ -11,7 +12,12 @@ import (
 
 // Run checks that a driver keeps the contract of package vmm. Each check is a subtest, at the end of which no process,
 // descriptor or goroutine of it may be left.
-func Run(t *testing.T, h Harness) {
+func Run(t *testing.T, h Harness) { run(t, h, nil) }
+
+// RunOnly runs the checks of those names.
+func RunOnly(t *testing.T, h Harness, names ...string) { run(t, h, names) }
+
+func run(t *testing.T, h Harness, only []string) {
 	s := &suite{Harness: h.withDefaults()}
 	s.makeTemplate(t)
 	memory := checksum(t, s.template.RAM)
@@ -46,6 +52,9 @@ func Run(t *testing.T, h Harness) {
 		{"Reboot", (*suite).testReboot},
 		{"Panic", (*suite).testPanic},
 	} {
+		if only != nil && !slices.Contains(only, c.name) {
+			continue
+		}
 		t.Run(c.name, func(t *testing.T) {
 			if reason, ok := s.LeaveOut[c.name]; ok {
 				t.Skip(reason)

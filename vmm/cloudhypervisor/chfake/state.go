@@ -370,6 +370,9 @@ func (v *vmm) write(dir string) error {
 
 func create(path string, content []byte) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if errors.Is(err, os.ErrExist) {
+		return errors.New("File exists (os error 17)") //nolint:staticcheck // as the real one says it
+	}
 	if err != nil {
 		return err
 	}
