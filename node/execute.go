@@ -172,9 +172,7 @@ func (x *execution) prepare(ctx context.Context) error {
 	}
 	x.Pool.Settled(x.machine)
 	x.ready = x.line.now()
-	if err := x.Store.Start(ctx, x.lease, run.Start{
-		At: x.ready, Machine: x.machine.ID(), Image: x.Image, Isolation: x.Isolation,
-	}); err != nil {
+	if err := x.recordStart(ctx); err != nil {
 		return fmt.Errorf("record the start: %w", err)
 	}
 	limit := time.Duration(x.lease.Spec.TimeoutSeconds) * time.Second
@@ -184,6 +182,19 @@ func (x *execution) prepare(ctx context.Context) error {
 		}
 	})
 	return nil
+}
+
+// recordStart tells the store that the machine is ready, again while the store is away: whether the first try took effect
+// is not known then, and a machine that is ready is worth the wait.
+func (x *execution) recordStart(ctx context.Context) error {
+	for {
+		err := x.Store.Start(ctx, x.lease, run.Start{
+			At: x.ready, Machine: x.machine.ID(), Image: x.Image, Isolation: x.Isolation,
+		})
+		if !errors.Is(err, run.ErrUnavailable) || !sleepUntil(ctx, time.Now().Add(50*time.Millisecond)) {
+			return err
+		}
+	}
 }
 
 // work runs the command or the prompt.

@@ -15,16 +15,16 @@ const (
 	// slice is the length of one paid slice of compute.
 	slice = time.Second
 	// lead is how long before the end of a paid slice the next one is authorised.
-	lead = 400 * time.Millisecond
+	lead = 600 * time.Millisecond
 	// margin is how long before the first unpaid slice a machine is stopped, so that it is gone when the slice begins.
-	margin = 150 * time.Millisecond
+	margin = 300 * time.Millisecond
 	// ahead is for how long compute is authorised before its use, so that a store that restarts or hangs ends no run. Of a
 	// small hold it takes less: what is set aside for compute is missing for model calls.
 	ahead = 10 * time.Second
 	// aheadShare is the part of a hold that may be set aside ahead: one in so many.
 	aheadShare = 8
 	// captureTime is how long a charge may take before it is put off: the next slice must be authorised in time.
-	captureTime = slice - lead - margin
+	captureTime = (slice - lead) / 2
 	// kept is for how long the worst case of other calls leaves compute paid: a model call in flight sets aside far more
 	// than it will cost, and must not end the machine that waits for it.
 	kept = 60 * time.Second
