@@ -37,26 +37,21 @@ type circuit struct {
 	reason error     // the last failure; nil after recovery
 }
 
-// allowed is how many of want makes may start now.
-func (c *circuit) allowed(now time.Time, want int) int {
-	if want <= 0 {
+// lets says how many of want makes may start now; let notes how many of these do.
+func (c *circuit) lets(now time.Time, want int) int {
+	switch {
+	case want <= 0, now.Before(c.until), c.state == CircuitHalfOpen && c.trial:
 		return 0
+	case c.state == CircuitClosed:
+		return want
 	}
-	if now.Before(c.until) {
-		return 0
-	}
-	switch c.state {
-	case CircuitOpen:
+	return 1
+}
+
+func (c *circuit) let(n int) {
+	if n > 0 && c.state != CircuitClosed {
 		c.state, c.trial = CircuitHalfOpen, true
-		return 1
-	case CircuitHalfOpen:
-		if c.trial {
-			return 0
-		}
-		c.trial = true
-		return 1
 	}
-	return want
 }
 
 // blocks tells whether a claim would wait for nothing.
@@ -115,6 +110,12 @@ func (c *circuit) made(epoch int) {
 		c.level, c.reason = 0, nil
 	}
 }
+
+// renew forgets everything: machines are made in another way from now on.
+func (c *circuit) renew() { *c = circuit{state: CircuitClosed, epoch: c.epoch + 1} }
+
+// healthy tells whether the next make has every reason to succeed.
+func (c *circuit) healthy() bool { return c.state == CircuitClosed && c.fails == 0 }
 
 // served notes a machine that was handed out alive.
 func (c *circuit) served() {

@@ -139,3 +139,10 @@ func TestPauseGrowsToItsLimit(t *testing.T) {
 		t.Fatalf("longest pause %s", last)
 	}
 }
+
+// allowed is both in one.
+func (c *circuit) allowed(now time.Time, want int) int {
+	n := c.lets(now, want)
+	c.let(n)
+	return n
+}

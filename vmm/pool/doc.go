@@ -31,6 +31,7 @@ type Config struct {
 	MaxAge            time.Duration `env:"EPHEMERAL_POOL_MAX_AGE" envDefault:"1h" help:"how long a machine may wait in the pool before it is replaced; 0: for ever"`
 	MakeTimeout       time.Duration `env:"EPHEMERAL_POOL_MAKE_TIMEOUT" envDefault:"30s" help:"how long making one machine may take"`
 	Yield             time.Duration `env:"EPHEMERAL_POOL_YIELD" envDefault:"250ms" help:"how long refill and destruction stand back for claimed machines that are being started"`
+	KeepWarm          time.Duration `env:"EPHEMERAL_POOL_KEEP_WARM" envDefault:"1m" help:"how often a ready machine is exercised where machines rest running, so that it stays in memory; 0: never"`
 
 	// Autoscale moves the number of machines kept ready between MinReady and MaxReady; off unless it has a target.
 	Autoscale autoscale.Config
@@ -52,6 +53,7 @@ func (c Config) Validate() error {
 	check(c.MaxAge >= 0, "EPHEMERAL_POOL_MAX_AGE is %s, must not be negative", c.MaxAge)
 	check(c.MakeTimeout > 0, "EPHEMERAL_POOL_MAKE_TIMEOUT is %s, must be positive", c.MakeTimeout)
 	check(c.Yield >= 0, "EPHEMERAL_POOL_YIELD is %s, must not be negative", c.Yield)
+	check(c.KeepWarm >= 0, "EPHEMERAL_POOL_KEEP_WARM is %s, must not be negative", c.KeepWarm)
 	errs = append(errs, c.Autoscale.Validate())
 	return errors.Join(errs...)
 }

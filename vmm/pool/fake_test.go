@@ -18,6 +18,7 @@ var quiet = WithLogger(slog.New(slog.NewTextHandler(io.Discard, nil)))
 type fakeMachine struct {
 	w         *world
 	id        int
+	template  int
 	madeAt    time.Time
 	closeTime time.Duration
 	closeErr  error
@@ -28,6 +29,7 @@ type fakeMachine struct {
 	closes  int // calls that ended
 	claimed bool
 	raced   bool // died while it was being handed out
+	warming bool // an exercise is under way
 }
 
 func (m *fakeMachine) Done() <-chan struct{} { return m.done }
@@ -37,6 +39,9 @@ func (m *fakeMachine) Close() error {
 	m.die()
 	m.w.mu.Lock()
 	defer m.w.mu.Unlock()
+	if m.warming {
+		m.w.fault("a machine was destroyed while it was exercised")
+	}
 	m.closes++
 	return m.closeErr
 }
@@ -72,7 +77,9 @@ type world struct {
 
 	maxMachines, concurrency int
 	closeTime                time.Duration
-	stubborn                 bool // makes whose context ends give a machine all the same
+	stubborn                 bool                     // makes whose context ends give a machine all the same
+	warmth                   func(*fakeMachine) error // how an exercise ends; nil: well
+	exercises                int
 }
 
 var errMade = errors.New("no such kernel")
@@ -80,7 +87,46 @@ var errMade = errors.New("no such kernel")
 func (w *world) fault(s string) { w.faults = append(w.faults, s) }
 
 // make is the injected maker. Outcomes: ok, fail, dead; a hang lasts until the context ends.
-func (w *world) make(ctx context.Context) (*fakeMachine, error) {
+func (w *world) make(ctx context.Context) (*fakeMachine, error) { return w.makeOf(ctx, 0) }
+
+// maker makes machines of another template.
+func (w *world) maker(template int) func(context.Context) (*fakeMachine, error) {
+	return func(ctx context.Context) (*fakeMachine, error) { return w.makeOf(ctx, template) }
+}
+
+// warm is the injected exercise. It takes 20 ms, and fails a machine that has died.
+func (w *world) warm(ctx context.Context, m *fakeMachine) error {
+	w.mu.Lock()
+	if m.warming || m.claimed || m.closes > 0 {
+		w.fault("a machine was exercised twice at once, or after the pool gave it away")
+	}
+	m.warming = true
+	w.exercises++
+	warmth := w.warmth
+	w.mu.Unlock()
+	select {
+	case <-time.After(20 * time.Millisecond):
+	case <-ctx.Done():
+	}
+	w.mu.Lock()
+	m.warming = false
+	dead := m.dead
+	w.mu.Unlock()
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case dead:
+		return errors.New("no answer")
+	case warmth != nil:
+		return warmth(m)
+	}
+	return nil
+}
+
+// warmUndying is an exercise for machines of another kind.
+func (w *world) warmUndying(context.Context, undying) error { return nil }
+
+func (w *world) makeOf(ctx context.Context, template int) (*fakeMachine, error) {
 	o := &order{ctx: ctx, outcome: make(chan string, 1), ended: make(chan struct{})}
 	defer close(o.ended)
 	w.mu.Lock()
@@ -109,7 +155,7 @@ func (w *world) make(ctx context.Context) (*fakeMachine, error) {
 	case "":
 		return nil, ctx.Err()
 	}
-	m := &fakeMachine{w: w, id: len(w.machines), madeAt: time.Now(), done: make(chan struct{}), closeTime: w.closeTime}
+	m := &fakeMachine{w: w, id: len(w.machines), template: template, madeAt: time.Now(), done: make(chan struct{}), closeTime: w.closeTime}
 	w.machines = append(w.machines, m)
 	if outcome == "dead" {
 		m.dead = true

@@ -1,11 +1,15 @@
 package pool
 
-import "time"
+import (
+	"container/list"
+	"time"
+)
 
 // ticket goes with a make, from its start to its end.
 type ticket struct {
-	epoch int       // circuit.epoch when it started
-	since time.Time // when it was wanted and nothing but a burst of claims was in its way
+	epoch      int       // circuit.epoch when it started
+	generation int       // of the template it is made from
+	since      time.Time // when it was wanted and nothing but a burst of claims was in its way
 }
 
 // plan is what is to be started now, and when to ask again.
@@ -13,6 +17,7 @@ type plan[M Machine] struct {
 	makes    int
 	ticket   ticket // of the makes
 	destroys []*slot[M]
+	warms    []*slot[M]
 	next     time.Time // zero: only when something happens
 }
 
@@ -48,7 +53,8 @@ func (p *policy[M]) plan(now time.Time) plan[M] {
 		since, p.stoodBack = p.stoodBack, time.Time{}
 	}
 	pl.makes = p.start(now, want, &pl)
-	pl.ticket = ticket{epoch: p.circuit.epoch, since: since}
+	pl.ticket = ticket{epoch: p.circuit.epoch, generation: p.generation, since: since}
+	p.exercise(now, &pl)
 	return pl
 }
 
@@ -57,8 +63,16 @@ func (p *policy[M]) age(now time.Time, pl *plan[M]) {
 	if p.cfg.MaxAge <= 0 {
 		return
 	}
+	p.ageShelf(&p.outdated, now, pl)
+	p.ageShelf(&p.ready, now, pl)
+}
+
+func (p *policy[M]) ageShelf(shelf *list.List, now time.Time, pl *plan[M]) {
 	lead := p.cfg.MaxAge / 10
-	for el := p.ready.Front(); el != nil; {
+	if shelf == &p.outdated {
+		lead = 0 // their replacement is due anyway
+	}
+	for el := shelf.Front(); el != nil; {
 		s := el.Value.(*slot[M])
 		el = el.Next()
 		end := s.madeAt.Add(p.cfg.MaxAge)
@@ -89,17 +103,20 @@ func (p *policy[M]) wanted() int {
 	if p.closed {
 		return 0
 	}
-	refill := max(0, p.target()-(p.ready.Len()-p.stale))
+	refill := max(0, p.target()-(p.ready.Len()-p.stale+p.warming))
 	return max(0, p.waiters.Len()+refill-p.making)
 }
 
 // start decides how many of the wanted machines are made now.
 func (p *policy[M]) start(now time.Time, want int, pl *plan[M]) int {
+	claims := max(0, p.waiters.Len()-p.making) // makes that claims wait for
 	want = min(want, p.cfg.RefillConcurrency-p.making, p.cfg.MaxMachines-p.live())
 	if want <= 0 {
+		p.share.starve(0)
 		return 0
 	}
 	if now.Before(p.refusedEnd) {
+		p.share.starve(0)
 		pl.at(p.refusedEnd)
 		return 0
 	}
@@ -107,12 +124,14 @@ func (p *policy[M]) start(now time.Time, want int, pl *plan[M]) int {
 	if now.Before(p.circuit.until) {
 		pl.at(p.circuit.until)
 	}
-	n := p.circuit.allowed(now, want)
+	want = p.circuit.lets(now, want)
+	n := p.share.take(want, min(claims, want))
+	p.circuit.let(n)
 	p.making += n
 	return n
 }
 
 // over tells whether a closed pool has nothing left to do.
 func (p *policy[M]) over() bool {
-	return p.closed && p.making == 0 && p.offered == 0 && len(p.retired) == 0 && p.destroying == 0
+	return p.closed && p.making == 0 && p.warming == 0 && p.offered == 0 && len(p.retired) == 0 && p.destroying == 0
 }

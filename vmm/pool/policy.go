@@ -24,6 +24,7 @@ type slotState uint8
 
 const (
 	slotReady   slotState = iota
+	slotWarming           // ready, but being exercised
 	slotOffered           // the answer to a claim that waited and has not yet taken it
 	slotLeased            // in use
 	slotRetired           // to be destroyed by the pool, or being destroyed
@@ -32,13 +33,16 @@ const (
 
 // slot is one machine that the pool counts.
 type slot[M Machine] struct {
-	m       M
-	madeAt  time.Time
-	state   slotState
-	stale   bool          // ready, and so close to its age that a replacement is made
-	serving bool          // handed out from ready and not yet settled
-	el      *list.Element // in policy.ready
-	gone    chan struct{} // closed when the pool counts it no more
+	m          M
+	generation int // of the template it was made from
+	madeAt     time.Time
+	warmAt     time.Time // when it last did something
+	state      slotState
+	stale      bool          // ready, and so close to its age that a replacement is made
+	serving    bool          // handed out from ready and not yet settled
+	shelf      *list.List    // policy.ready or policy.outdated
+	el         *list.Element // in shelf
+	gone       chan struct{} // closed when the pool counts it no more
 }
 
 func (s *slot[M]) dead() bool {
@@ -64,7 +68,9 @@ type waiter[M Machine] struct {
 // called one at a time and take the time as an argument.
 type policy[M Machine] struct {
 	cfg        Config
-	ready      list.List // of *slot[M], oldest first
+	generation int       // of the template that machines are made from
+	ready      list.List // of *slot[M] of the current template, oldest first
+	outdated   list.List // ready as well, of earlier templates
 	waiters    list.List // of *waiter[M], first come first
 	retired    []*slot[M]
 	slots      map[M]*slot[M]
@@ -73,6 +79,9 @@ type policy[M Machine] struct {
 	offered    int
 	arrivals   int64
 	making     int
+	warming    int
+	keepsWarm  bool   // machines at rest are exercised
+	share      *share // of limits that pools have in common; nil: there are none
 	destroying int
 	serving    int               // claims served from ready whose machine has not settled
 	yieldUntil time.Time         // refill and destruction stand back until then at the most
@@ -107,7 +116,7 @@ func (p *policy[M]) configure(cfg Config, now time.Time) {
 
 // live is the number of machines that count against MaxMachines.
 func (p *policy[M]) live() int {
-	return p.ready.Len() + p.leased + p.making + len(p.retired) + p.destroying
+	return p.readyLen() + p.warming + p.leased + p.making + len(p.retired) + p.destroying
 }
 
 // target is how many machines should be ready.
@@ -144,8 +153,7 @@ func (p *policy[M]) serve(now time.Time) (*slot[M], error) {
 	if p.closed {
 		return nil, ErrClosed
 	}
-	for el := p.ready.Front(); el != nil; el = p.ready.Front() {
-		s := el.Value.(*slot[M])
+	for s := p.next(); s != nil; s = p.next() {
 		if !p.usable(s, now) {
 			continue // usable took it out; each machine is taken out once, so this stays O(1) a claim
 		}
@@ -255,7 +263,8 @@ func (p *policy[M]) answerAll(err error) {
 // watched for its death.
 func (p *policy[M]) made(m M, t ticket, now time.Time) (s *slot[M], opened bool, err error) {
 	p.making--
-	s = &slot[M]{m: m, madeAt: now, gone: make(chan struct{})}
+	p.share.makeEnded()
+	s = &slot[M]{m: m, generation: t.generation, madeAt: now, warmAt: now, gone: make(chan struct{})}
 	p.slots[m] = s
 	if s.dead() {
 		p.retire(s)
@@ -290,6 +299,8 @@ func (p *policy[M]) offer(s *slot[M], now time.Time) {
 // makeFailed notes a make that failed and tells whether that opened the circuit.
 func (p *policy[M]) makeFailed(t ticket, now time.Time, reason error) (opened bool) {
 	p.making--
+	p.share.makeEnded()
+	p.share.free()
 	return p.failed(t.epoch, now, reason)
 }
 
@@ -304,6 +315,8 @@ func (p *policy[M]) failed(epoch int, now time.Time, reason error) (opened bool)
 // makeRefused notes a make that admission did not let start.
 func (p *policy[M]) makeRefused(t ticket, now time.Time, reason error) {
 	p.making--
+	p.share.makeEnded()
+	p.share.free()
 	p.circuit.untried(t.epoch)
 	p.refused, p.refusedEnd = reason, now.Add(refusedPause)
 }
@@ -314,10 +327,7 @@ func (p *policy[M]) usable(s *slot[M], now time.Time) bool {
 	case s.dead():
 		p.unready(s)
 		p.retire(s)
-		p.totals.Died++
-		if p.circuit.died(now, errDead) {
-			p.answerAll(p.circuit.err())
-		}
+		p.lost(now, errDead)
 		return false
 	case p.cfg.MaxAge > 0 && now.Sub(s.madeAt) >= p.cfg.MaxAge:
 		p.unready(s)
@@ -326,6 +336,14 @@ func (p *policy[M]) usable(s *slot[M], now time.Time) bool {
 		return false
 	}
 	return true
+}
+
+// lost notes that a machine nobody used turned out useless.
+func (p *policy[M]) lost(now time.Time, reason error) {
+	p.totals.Died++
+	if p.circuit.died(now, reason) {
+		p.answerAll(p.circuit.err())
+	}
 }
 
 // died notes that a machine has ended. One in use counts no more; a ready one is destroyed, for its remains.
@@ -376,6 +394,10 @@ func (p *policy[M]) destroyed(s *slot[M]) {
 
 func (p *policy[M]) forget(s *slot[M]) {
 	p.refusedEnd = time.Time{} // its memory is free again: ask admission anew
+	if s.state == slotRetired {
+		p.share.reprieve()
+	}
+	p.share.free()
 	s.state = slotGone
 	delete(p.slots, s.m)
 	close(s.gone)
@@ -385,8 +407,8 @@ func (p *policy[M]) forget(s *slot[M]) {
 func (p *policy[M]) shut() {
 	p.closed = true
 	p.answerAll(ErrClosed)
-	for el := p.ready.Front(); el != nil; el = p.ready.Front() {
-		s := el.Value.(*slot[M])
+	p.share.starve(0)
+	for s := p.next(); s != nil; s = p.next() {
 		p.unready(s)
 		p.retire(s)
 	}
@@ -400,54 +422,6 @@ func (p *policy[M]) lease(s *slot[M]) {
 
 func (p *policy[M]) retire(s *slot[M]) {
 	s.state = slotRetired
+	p.share.doom()
 	p.retired = append(p.retired, s)
-}
-
-// enready puts a machine among the ready ones, ordered by age: one that a cancelled claim gave back is not the newest.
-func (p *policy[M]) enready(s *slot[M]) {
-	s.state = slotReady
-	for el := p.ready.Back(); el != nil; el = el.Prev() {
-		if !el.Value.(*slot[M]).madeAt.After(s.madeAt) {
-			s.el = p.ready.InsertAfter(s, el)
-			return
-		}
-	}
-	s.el = p.ready.PushFront(s)
-}
-
-func (p *policy[M]) unready(s *slot[M]) {
-	if s.el == nil {
-		return
-	}
-	p.ready.Remove(s.el)
-	s.el = nil
-	if s.stale {
-		s.stale = false
-		p.stale--
-	}
-}
-
-// most is the number of ready machines above which some are given up. A scaler's target holds for a while by itself.
-func (p *policy[M]) most() int {
-	if p.scaler != nil {
-		return p.target()
-	}
-	return p.cfg.MaxReady
-}
-
-// trim retires what is above the limits, and stale machines that have their replacement.
-func (p *policy[M]) trim() {
-	doomed := len(p.retired) + p.destroying
-	for p.ready.Len() > 0 {
-		oldest := p.ready.Front().Value.(*slot[M])
-		over := p.ready.Len() > p.most() || p.live()-doomed > p.cfg.MaxMachines
-		replaced := oldest.stale && p.ready.Len() > p.target()
-		if !over && !replaced {
-			return
-		}
-		p.unready(oldest)
-		p.retire(oldest)
-		p.totals.Surplus++
-		doomed++
-	}
 }

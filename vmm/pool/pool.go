@@ -10,7 +10,7 @@ import (
 
 // Pool keeps machines ready and hands each out once. Its methods are safe for concurrent use.
 type Pool[M Machine] struct {
-	maker func(context.Context) (M, error)
+	warm  func(context.Context, M) error // nil: machines at rest are not exercised
 	admit func() error
 	clock Clock
 	log   *slog.Logger
@@ -21,6 +21,7 @@ type Pool[M Machine] struct {
 	tasks  sync.WaitGroup
 
 	mu     sync.Mutex
+	maker  func(context.Context) (M, error) // of the current template
 	policy *policy[M]
 	errs   []error // of machines destroyed while closing
 }
@@ -29,9 +30,12 @@ type Pool[M Machine] struct {
 type Option func(*options)
 
 type options struct {
-	admit func() error
-	clock Clock
-	log   *slog.Logger
+	admit     func() error
+	clock     Clock
+	log       *slog.Logger
+	warm      any // func(context.Context, M) error
+	limits    *Limits
+	memoryMiB int
 }
 
 // WithAdmission makes the pool ask admit before each make. An error (no memory, say) puts the make off; it is no failure
@@ -40,6 +44,18 @@ func WithAdmission(admit func() error) Option { return func(o *options) { o.admi
 
 // WithClock makes the pool go by another clock than the system's.
 func WithClock(c Clock) Option { return func(o *options) { o.clock = c } }
+
+// WithKeepWarm makes the pool call warm for each ready machine every Config.KeepWarm, one at a time. It is for machines that
+// rest running: an idle guest's pages are reclaimed, and its first claim pays for them. A machine being exercised is not handed
+// out; one whose exercise fails is destroyed. Warm must end soon after its context does.
+func WithKeepWarm[M Machine](warm func(context.Context, M) error) Option {
+	return func(o *options) { o.warm = warm }
+}
+
+// WithLimits puts the pool under limits that it shares with others. A machine of this pool takes memoryMiB of them.
+func WithLimits(l *Limits, memoryMiB int) Option {
+	return func(o *options) { o.limits, o.memoryMiB = l, memoryMiB }
+}
 
 // WithLogger says where failures in the background are logged; the default is slog.Default.
 func WithLogger(l *slog.Logger) Option { return func(o *options) { o.log = l } }
@@ -57,6 +73,20 @@ func New[M Machine](cfg Config, maker func(context.Context) (M, error), opts ...
 	p := &Pool[M]{
 		maker: maker, admit: o.admit, clock: o.clock, log: o.log,
 		wakes: make(chan struct{}, 1), policy: newPolicy[M](cfg, o.clock.Now()),
+	}
+	if o.warm != nil {
+		warm, ok := o.warm.(func(context.Context, M) error)
+		if !ok {
+			return nil, fmt.Errorf("open pool: WithKeepWarm takes %T, which is for other machines", o.warm)
+		}
+		p.warm, p.policy.keepsWarm = warm, true
+	}
+	if o.limits != nil {
+		share, err := o.limits.join(o.memoryMiB, p.wake)
+		if err != nil {
+			return nil, fmt.Errorf("open pool: %w", err)
+		}
+		p.policy.share = share
 	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	p.tasks.Go(p.manage)
@@ -146,6 +176,16 @@ func (p *Pool[M]) Resize(cfg Config) error {
 	return nil
 }
 
+// Swap makes later machines with another maker: from a new template. Ready machines of the earlier one serve claims until
+// one of the new is ready, are then handed out no more, and are destroyed as they are replaced. A circuit that is open closes.
+func (p *Pool[M]) Swap(maker func(context.Context) (M, error)) {
+	p.mu.Lock()
+	p.maker = maker
+	p.policy.swap()
+	p.mu.Unlock()
+	p.wake()
+}
+
 // Config is the configuration in force.
 func (p *Pool[M]) Config() Config {
 	p.mu.Lock()
@@ -197,15 +237,20 @@ func (p *Pool[M]) manage() {
 		now := p.clock.Now()
 		pl := p.policy.plan(now)
 		over := p.policy.over()
+		maker := p.maker
 		p.mu.Unlock()
 		if over {
+			p.policy.share.leave()
 			return
 		}
 		for _, s := range pl.destroys {
 			p.tasks.Go(func() { p.destroy(s) })
 		}
 		for range pl.makes {
-			p.tasks.Go(func() { p.make(pl.ticket) })
+			p.tasks.Go(func() { p.make(pl.ticket, maker) })
+		}
+		for _, s := range pl.warms {
+			p.tasks.Go(func() { p.exercise(s) })
 		}
 		if !pl.next.IsZero() {
 			stop = p.clock.AfterFunc(max(0, pl.next.Sub(now)), p.wake)
@@ -214,7 +259,7 @@ func (p *Pool[M]) manage() {
 }
 
 // make makes one machine and takes it in.
-func (p *Pool[M]) make(t ticket) {
+func (p *Pool[M]) make(t ticket, maker func(context.Context) (M, error)) {
 	defer p.wake()
 	if p.admit != nil {
 		if err := p.admit(); err != nil {
@@ -224,7 +269,7 @@ func (p *Pool[M]) make(t ticket) {
 			return
 		}
 	}
-	m, err := p.call()
+	m, err := p.call(maker)
 	p.mu.Lock()
 	now := p.clock.Now()
 	var s *slot[M]
@@ -247,14 +292,14 @@ func (p *Pool[M]) make(t ticket) {
 }
 
 // call runs the maker under its time limit.
-func (p *Pool[M]) call() (M, error) {
+func (p *Pool[M]) call(maker func(context.Context) (M, error)) (M, error) {
 	limit := p.Config().MakeTimeout
 	ctx, cancel := context.WithCancelCause(p.ctx)
 	defer cancel(nil)
 	timeout := fmt.Errorf("not made within %s: %w", limit, context.DeadlineExceeded)
 	stop := p.clock.AfterFunc(limit, func() { cancel(timeout) })
 	defer stop()
-	m, err := p.maker(ctx)
+	m, err := maker(ctx)
 	if err != nil && errors.Is(context.Cause(ctx), timeout) {
 		return m, fmt.Errorf("%w (%w)", timeout, err)
 	}

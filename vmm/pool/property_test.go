@@ -14,9 +14,10 @@ import (
 )
 
 // TestPoolProperties drives a pool through random lives in virtual time: makes that end well, fail, hang or give dead
-// machines; claims cancelled at every point; machines that die while ready or in use; time that passes; sizes that
-// change. It checks from outside that no machine is leaked, handed out twice, dead or past its age, that waiting claims
-// are served in order, that no limit is passed, and that the pool recovers once makes go well again.
+// machines; claims cancelled at every point; machines that die while ready, exercised or in use; time that passes; sizes
+// that change; templates that are swapped. It checks from outside that no machine is leaked, handed out twice, dead, past
+// its age or from an earlier template beside a later one, that waiting claims are served in order, that no limit is passed,
+// and that the pool recovers once makes go well again.
 func TestPoolProperties(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		// rapid ends a try by a panic, which has to cross from the bubble's goroutine to rapid's.
@@ -39,6 +40,8 @@ type host struct {
 	claims []*claimed // in order of arrival, neither answered nor cancelled
 	leased []*fakeMachine
 	cfg    Config
+
+	template int // the current one
 }
 
 func life(t *rapid.T) {
@@ -56,7 +59,12 @@ func life(t *rapid.T) {
 	}
 	w := &world{maxMachines: maxMachines, concurrency: cfg.RefillConcurrency, closeTime: 20 * time.Millisecond}
 	w.stubborn = rapid.Bool().Draw(t, "stubborn")
-	p, err := New(cfg, w.make, quiet)
+	opts := []Option{quiet}
+	if rapid.Bool().Draw(t, "keeps warm") {
+		cfg.KeepWarm = rapid.SampledFrom([]time.Duration{100 * time.Millisecond, 10 * time.Second}).Draw(t, "every")
+		opts = append(opts, WithKeepWarm(w.warm))
+	}
+	p, err := New(cfg, w.make, opts...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,6 +85,8 @@ func life(t *rapid.T) {
 		"time":          h.time,
 		"resize":        h.resize,
 		"recover":       h.recover,
+		"swap":          h.swap,
+		"exercises":     h.exercisesEnd,
 		"stale release": func(t *rapid.T) { p.Released(rapid.SampledFrom(h.some(t)).Draw(t, "machine")) },
 	})
 	if rapid.Bool().Draw(t, "recovers at the end") {
@@ -84,7 +94,33 @@ func life(t *rapid.T) {
 	}
 }
 
-func (h *host) claim(*rapid.T) { h.claims = append(h.claims, claim(h.p)) }
+// claim also holds what is handed out at once to the current template, where a machine of it was ready.
+func (h *host) claim(t *rapid.T) {
+	synctest.Wait()
+	before := h.p.Stats()
+	c := claim(h.p)
+	h.claims = append(h.claims, c)
+	if c.done && c.err == nil && before.Ready > before.Outdated && c.m.template != h.template {
+		t.Fatalf("a machine of template %d was handed out beside %d of template %d", c.m.template, before.Ready-before.Outdated, h.template)
+	}
+}
+
+// swap brings another template.
+func (h *host) swap(*rapid.T) {
+	h.template++
+	h.p.Swap(h.maker(h.template))
+}
+
+// exercisesEnd says how exercises end from now on.
+func (h *host) exercisesEnd(t *rapid.T) {
+	fails := rapid.Bool().Draw(t, "fail")
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.warmth = nil
+	if fails {
+		h.warmth = func(*fakeMachine) error { return errors.New("no answer") }
+	}
+}
 
 func (h *host) burst(t *rapid.T) {
 	for range rapid.IntRange(2, 12).Draw(t, "size") {
@@ -197,10 +233,13 @@ func (h *host) resize(t *rapid.T) {
 
 // recover lets makes go well and machines be given back until every claim is served and the pool is full.
 func (h *host) recover(t *rapid.T) {
+	h.mu.Lock()
+	h.warmth = nil
+	h.mu.Unlock()
 	for range 1000 {
 		h.invariants()
 		s := h.p.Stats()
-		if s.Waiting == 0 && s.Ready >= s.Target && s.Ready <= h.cfg.MaxReady && s.Destroying == 0 && s.Leased == 0 {
+		if s.Outdated == 0 && s.Waiting == 0 && s.Ready+s.Warming >= s.Target && s.Ready <= h.cfg.MaxReady && s.Destroying == 0 && s.Leased == 0 {
 			return
 		}
 		for _, m := range h.leased {
@@ -240,7 +279,7 @@ func (h *host) invariants() {
 	if s.Ready > h.cfg.MaxReady {
 		h.t.Fatalf("%d ready, more than %d", s.Ready, h.cfg.MaxReady)
 	}
-	if n := s.Ready + s.Leased + s.Making + s.Destroying; n > h.cfg.MaxMachines {
+	if n := s.Ready + s.Warming + s.Leased + s.Making + s.Destroying; n > h.cfg.MaxMachines {
 		h.t.Fatalf("%d machines, more than %d: %+v", n, h.cfg.MaxMachines, s)
 	}
 	unused := 0
@@ -249,8 +288,8 @@ func (h *host) invariants() {
 			unused++
 		}
 	}
-	if unused != s.Ready+s.Destroying {
-		h.t.Fatalf("%d machines are the pool's, it counts %d ready and %d to destroy", unused, s.Ready, s.Destroying)
+	if unused != s.Ready+s.Warming+s.Destroying {
+		h.t.Fatalf("%d machines are the pool's, it counts %d ready, %d exercised and %d to destroy", unused, s.Ready, s.Warming, s.Destroying)
 	}
 	alive := 0
 	for _, m := range h.leased {

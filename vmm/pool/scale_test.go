@@ -30,7 +30,7 @@ func TestPoolScalesItselfWithDemandAndSaysWhy(t *testing.T) {
 			give(p, c.m)
 		}
 		busy := p.Stats()
-		if busy.Target < 3 || busy.Ready != busy.Target || !strings.Contains(busy.Reason, "claims/s and 500ms to make a machine") {
+		if busy.Target < 3 || busy.Ready != busy.Target || !strings.Contains(busy.Reason, " to make a machine are 0.7 claims per refill") {
 			t.Fatalf("under load: %+v", busy)
 		}
 		time.Sleep(5 * time.Minute) // nothing but timers wakes the pool

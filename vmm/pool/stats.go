@@ -5,6 +5,9 @@ import "time"
 // Stats is what a pool looks like at one moment.
 type Stats struct {
 	Ready, Leased, Making int
+	Outdated              int    // of the ready ones, those of an earlier template
+	Warming               int    // ready, but being exercised
+	Generation            int    // how often the template was swapped
 	Destroying            int    // being destroyed, or waiting for it
 	Waiting               int    // claims without a machine
 	Target                int    // machines that should be ready
@@ -49,13 +52,14 @@ func (p *policy[M]) reason() string {
 
 func (p *policy[M]) stats(now time.Time) Stats {
 	s := Stats{
-		Ready: p.ready.Len(), Leased: p.leased, Making: p.making, Destroying: len(p.retired) + p.destroying,
+		Ready: p.readyLen(), Outdated: p.outdated.Len(), Warming: p.warming, Generation: p.generation,
+		Leased: p.leased, Making: p.making, Destroying: len(p.retired) + p.destroying,
 		Waiting: p.waiters.Len(), Target: p.target(),
 		Circuit: p.circuit.state, Totals: p.totals,
 	}
 	s.Reason = p.reason()
-	if el := p.ready.Front(); el != nil {
-		s.OldestReady = now.Sub(el.Value.(*slot[M]).madeAt)
+	if last := p.last(); last != nil {
+		s.OldestReady = now.Sub(last.madeAt)
 	}
 	if el := p.waiters.Front(); el != nil {
 		s.LongestWait = now.Sub(el.Value.(*waiter[M]).since)

@@ -103,7 +103,7 @@ func (s *Stepper[M]) Stats(now time.Time) Stats { return s.policy.stats(now) }
 // Counts is the part of Stats that costs nothing.
 func (s *Stepper[M]) Counts() Counts {
 	p := s.policy
-	return Counts{p.ready.Len(), p.leased, p.making, len(p.retired) + p.destroying, p.waiters.Len()}
+	return Counts{p.readyLen(), p.leased, p.making, len(p.retired) + p.destroying, p.waiters.Len()}
 }
 
 // Target is how many machines should be ready.

@@ -163,7 +163,9 @@ func (s *Scaler) roll(now time.Time) {
 // Decide says how many machines are to be ready from now on, and why.
 func (s *Scaler) Decide(now time.Time, r Range) Decision {
 	s.roll(now)
-	if s.last.Range == r && !s.reviewed.IsZero() && now.Sub(s.reviewed) < s.review() {
+	idle := now.Sub(s.lastArrival)
+	isIdle := s.cfg.IdleAfter > 0 && idle >= s.cfg.IdleAfter
+	if s.last.Range == r && !s.reviewed.IsZero() && now.Sub(s.reviewed) < s.review() && isIdle == (s.last.Idle > 0) {
 		return s.last
 	}
 	s.reviewed = now
@@ -172,7 +174,7 @@ func (s *Scaler) Decide(now time.Time, r Range) Decision {
 	if s.last.At.IsZero() {
 		d.Previous = r.Min
 	}
-	if idle := now.Sub(s.lastArrival); s.cfg.IdleAfter > 0 && idle >= s.cfg.IdleAfter {
+	if isIdle {
 		d.Idle = idle
 		d.Target = min(s.cfg.IdleReady, r.Min)
 		s.recent = s.recent[:0]
@@ -187,7 +189,7 @@ func (s *Scaler) Decide(now time.Time, r Range) Decision {
 	return d
 }
 
-// Next is when Decide may say something new without a claim; zero: never.
+// Next is when Decide may say something new without a claim, after now where Decide was called with now; zero: never.
 func (s *Scaler) Next(now time.Time) time.Time {
 	switch {
 	case s.count > 0:

@@ -203,6 +203,13 @@ func TestDecisionsKeepToTheirRange(t *testing.T) {
 		var lastAt time.Time
 		last := -1
 		for range rapid.IntRange(1, 100).Draw(t, "steps") {
+			if next := s.Next(now); !next.IsZero() && rapid.Bool().Draw(t, "when it asks") {
+				now = next
+				s.Decide(now, r)
+				if again := s.Next(now); !again.IsZero() && !again.After(now) {
+					t.Fatalf("asked when it wanted, wants to be asked again at once: %s at %s", again, now)
+				}
+			}
 			now = now.Add(time.Duration(rapid.Int64Range(0, int64(20*time.Minute)).Draw(t, "passes")) >> rapid.IntRange(0, 30).Draw(t, "shift"))
 			switch rapid.IntRange(0, 2).Draw(t, "what") {
 			case 0:
@@ -226,8 +233,8 @@ func TestDecisionsKeepToTheirRange(t *testing.T) {
 			if d.Idle == 0 && d.Target < last && now.Sub(lastAt) > 0 && cfg.HoldDown > 0 && now.Sub(d.HeldAt) > cfg.HoldDown {
 				t.Fatalf("lowered on account of %s ago", now.Sub(d.HeldAt))
 			}
-			if next := s.Next(now); !next.IsZero() && next.Before(now) {
-				t.Fatalf("wants to be asked in the past: %s before %s", next, now)
+			if next := s.Next(now); !next.IsZero() && !next.After(now) {
+				t.Fatalf("wants to be asked at once, again: %s at %s", next, now)
 			}
 			last, lastAt = d.Target, now
 		}
