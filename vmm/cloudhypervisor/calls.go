@@ -75,8 +75,12 @@ func (c *client) restore(ctx context.Context, dir string, file int) error {
 	return c.putFiles(ctx, "vm.restore", request, file)
 }
 
-// noSample is above what counts: counters that have no value yet come near 2^64.
-const noSample = 1 << 60
+// What counters show that have no sample yet: something near 2^64, and as an average, which is kept in parts of 10000,
+// less of it.
+const (
+	noSample  = 1 << 60
+	noAverage = (1<<64 - 1) / 10_000
+)
 
 // counters returns those of all devices that have a value, by device and name.
 func (c *client) counters(ctx context.Context) (map[string]map[string]int64, error) {
@@ -88,7 +92,7 @@ func (c *client) counters(ctx context.Context) (map[string]map[string]int64, err
 	for device, values := range raw {
 		known[device] = make(map[string]int64, len(values))
 		for name, v := range values {
-			if v <= noSample {
+			if v <= noSample && v != noAverage {
 				known[device][name] = int64(v)
 			}
 		}

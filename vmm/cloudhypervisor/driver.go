@@ -52,7 +52,7 @@ func New(config Config, options ...Option) (*Driver, error) {
 	}
 	if d.kvm {
 		if ok, reason := vmm.KVMUsable(); !ok {
-			return nil, fmt.Errorf("Cloud Hypervisor needs KVM, but: %s", reason)
+			return nil, fmt.Errorf("no KVM for Cloud Hypervisor: %s", reason)
 		}
 	}
 	if d.cpu, err = cpuModel(); err != nil {

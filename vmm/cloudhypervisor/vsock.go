@@ -214,7 +214,7 @@ func handshake(rw io.ReadWriter, port uint32) error {
 			break
 		}
 		if len(line) == maxAnswer {
-			return fmt.Errorf("answer to CONNECT: %.40q...", line)
+			return fmt.Errorf("answer to CONNECT: more than %d bytes, %.40q", maxAnswer, line)
 		}
 		line = append(line, one[0])
 	}

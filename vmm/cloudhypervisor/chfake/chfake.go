@@ -56,11 +56,9 @@ func Main() {
 	if path == "" {
 		return
 	}
-	if err := run(path, os.Args[1:]); err != nil {
-		fmt.Fprintf(os.Stderr, "Error: Cloud Hypervisor exited with the following chain of errors:\n  0: %v\n", err)
-		os.Exit(1)
-	}
-	os.Exit(0)
+	err := run(path, os.Args[1:])
+	fmt.Fprintf(os.Stderr, "Error: Cloud Hypervisor exited with the following chain of errors:\n  0: %v\n", err)
+	os.Exit(1)
 }
 
 // hostRoot is where a fake finds the files of the host, whose /run and /tmp it does not see any more.

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// run is the whole life of a fake.
+// run is the whole life of a fake. It returns only failures: else the process ends inside.
 func run(options string, args []string) error {
 	content, err := os.ReadFile(host(options))
 	if err != nil {

