@@ -109,6 +109,11 @@ func (v *vmm) create(o object, _ []int) (any, error) {
 	if v.state != none {
 		return nil, refuse(http.StatusInternalServerError, "The VM could not be created", "VM is already created")
 	}
+	for _, name := range []string{"cpus", "memory", "payload", "vsock"} {
+		if _, ok := o[name].(object); o[name] != nil && !ok {
+			return nil, fmt.Errorf("invalid type of %s", name)
+		}
+	}
 	v.config, v.state = o, created
 	return nil, nil
 }
