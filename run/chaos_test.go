@@ -1,10 +1,14 @@
 package run
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"strconv"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -19,11 +23,28 @@ type writer struct {
 	node string
 	fail func(error)
 	mine []ID
+
+	steps *atomic.Int64 // calls, of all writers
+}
+
+// chaosSteps is how many calls the writers make: EPHEMERAL_CHAOS_STEPS, or 100,000.
+func chaosSteps(t *testing.T) int64 {
+	t.Helper()
+	v := os.Getenv("EPHEMERAL_CHAOS_STEPS")
+	if v == "" {
+		return 100_000
+	}
+	n, err := strconv.ParseInt(v, 10, 64)
+	if err != nil || n < 1000 {
+		t.Fatalf("EPHEMERAL_CHAOS_STEPS is %q: want a number, at least 1000", v)
+	}
+	return n
 }
 
 // do calls until the store answers. The errors that a race may bring are no failures; what else comes back is.
 func (w *writer) do(call func() error, races ...error) bool {
 	for {
+		w.steps.Add(1)
 		err := call()
 		if err == nil && w.rnd.IntN(4) == 0 {
 			err = call()
@@ -48,6 +69,9 @@ func (w *writer) admit() {
 	a := admission(fmt.Sprint(w.node, len(w.mine)))
 	a.Org, a.Spec.MaxCostMicros = []string{"a", "b", "c"}[w.rnd.IntN(3)], Micros(100+w.rnd.IntN(900))
 	a.Fingerprint = a.Org
+	if w.rnd.IntN(3) == 0 {
+		a.Key = limitedKey(a.Org)
+	}
 	var r Run
 	if w.do(func() (err error) { r, _, err = w.s.Admit(w.f.ctx, a); return err }, ErrInsufficientFunds, ErrQueueFull) {
 		w.mine = append(w.mine, r.ID)
@@ -108,29 +132,29 @@ func (w *writer) work() {
 	}
 }
 
-// Many writers, some of which forget what they do, and a Redis that is killed: at the end every run has ended once, and
-// the books balance.
+// Many writers, some of which forget what they do, and a Redis that is killed: at any moment the books balance, and at the
+// end every run has ended once.
 func TestManyWritersAndAKilledRedis(t *testing.T) {
 	f, own := ownServer(t)
+	total := chaosSteps(t)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute+time.Duration(total/500)*time.Second)
+	defer cancel()
+	f.ctx = ctx
 	f.cfg.Lease = 200 * time.Millisecond
-	f.Store.cfg.Lease, f.Store.now = f.cfg.Lease, time.Now
+	f.Store.cfg.Lease, f.Store.cfg.QueueLimit, f.Store.now = f.cfg.Lease, 200, time.Now
 	for i, org := range []string{"a", "b", "c"} {
-		f.newOrg(org, 2+i, 100_000)
+		f.newOrg(org, 2+i, 1_000_000_000)
+		f.must(f.rdb.HSet(f.ctx, f.keys.limits(limitedKey(org)), "concurrency", 1, "queue", 20).Err())
 	}
 	const writers = 8
-	stop := make(chan struct{})
+	var steps atomic.Int64
 	all := make([]*writer, writers)
 	var wg sync.WaitGroup
 	for i := range all {
-		w := &writer{s: f.Store, f: f, node: fmt.Sprintf("n%d", i), rnd: rand.New(rand.NewPCG(1, uint64(i))), fail: func(err error) { t.Error(err) }}
+		w := &writer{s: f.Store, f: f, node: fmt.Sprintf("n%d", i), rnd: rand.New(rand.NewPCG(1, uint64(i))), steps: &steps, fail: func(err error) { t.Error(err) }}
 		all[i] = w
 		wg.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
+			for steps.Load() < total && f.ctx.Err() == nil {
 				switch n := w.rnd.IntN(20); {
 				case n < 8:
 					w.admit()
@@ -144,14 +168,23 @@ func TestManyWritersAndAKilledRedis(t *testing.T) {
 			}
 		})
 	}
-	for range 3 {
-		time.Sleep(400 * time.Millisecond)
-		if pid := own.PID(); pid != 0 {
+	const kills = 4
+	audits := 0
+	for n := int64(1); n < 4*(kills+1); n++ {
+		for steps.Load() < n*total/(4*(kills+1)) && f.ctx.Err() == nil {
+			time.Sleep(5 * time.Millisecond)
+		}
+		if pid := own.PID(); n%4 == 0 && pid != 0 {
 			f.must(syscall.Kill(pid, syscall.SIGKILL))
 		}
+		rep, err := f.Audit(f.ctx)
+		if errors.Is(err, ErrUnavailable) {
+			continue
+		}
+		f.must(err)
+		f.must(rep.Err())
+		audits++
 	}
-	time.Sleep(600 * time.Millisecond)
-	close(stop)
 	wg.Wait()
 	f.settleAll()
 	rep := f.balanced()
@@ -166,7 +199,10 @@ func TestManyWritersAndAKilledRedis(t *testing.T) {
 	if runs != rep.Runs {
 		t.Errorf("%d runs acknowledged, %d kept", runs, rep.Runs)
 	}
-	t.Logf("%d runs, redis-server started %d times", runs, own.Starts())
+	for _, org := range []string{"a", "b", "c"} {
+		f.same(f.rdb.HMGet(f.ctx, f.keys.limits(limitedKey(org)), "slots", "waiting").Val(), []any{"0", "0"})
+	}
+	t.Logf("%d steps, %d runs, %d audits, redis-server started %d times", steps.Load(), runs, audits, own.Starts())
 }
 
 // settleAll brings everything to its end.
