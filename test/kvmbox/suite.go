@@ -224,21 +224,20 @@ func (s *Suite) carry(ctx context.Context) (map[string]string, error) {
 
 // environment of tests and run in the place.
 func (s *Suite) environment(place Place) []string {
+	image, program, path := place.Path(imageName), place.Path(programName), place.Path("bin")+":"+boxPath
+	env := []string{"EPHEMERAL_TEST_SLOW=" + strconv.Itoa(slowInBox)}
 	if !place.Boxed() {
-		return []string{
-			"EPHEMERAL_TEST_IMAGE=" + filepath.Join(s.ImageDir, "base"), "EPHEMERAL_TEST_CLOUD_HYPERVISOR=" + s.CloudHypervisor,
-			"PATH=" + filepath.Dir(s.CloudHypervisor) + ":" + os.Getenv("PATH"),
-		}
+		image, program, path, env = filepath.Join(s.ImageDir, "base"), s.CloudHypervisor, os.Getenv("PATH"), nil
 	}
-	env := []string{
-		"EPHEMERAL_TEST_IMAGE=" + place.Path(imageName), "EPHEMERAL_TEST_SLOW=" + strconv.Itoa(slowInBox),
-		"PATH=" + place.Path("bin") + ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-	}
+	env = append(env, "EPHEMERAL_TEST_IMAGE="+image, "PATH="+path)
 	if s.CloudHypervisor != "" {
-		env = append(env, "EPHEMERAL_TEST_CLOUD_HYPERVISOR="+place.Path(programName))
+		env = append(env, "EPHEMERAL_TEST_CLOUD_HYPERVISOR="+program, "EPHEMERAL_CLOUD_HYPERVISOR="+program)
 	}
 	return env
 }
+
+// boxPath is where a box has its programs.
+const boxPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 // testDriver runs the tests of one driver.
 func (s *Suite) testDriver(ctx context.Context, place Place, d driver) (Count, error) {
@@ -248,23 +247,37 @@ func (s *Suite) testDriver(ctx context.Context, place Place, d driver) (Count, e
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, s.Limit+time.Minute, fmt.Errorf("the tests of %s did not end within %v", d.name, s.Limit))
 	defer cancel()
-	command := Command{
+	count, code, err := s.count(ctx, place, Command{
 		Args: []string{place.Path("tests/" + d.name), "-test.v=test2json", "-test.run", d.run, "-test.timeout", s.Limit.String()},
 		Env:  append(s.environment(place), "EPHEMERAL_QEMU_ACCEL=kvm"),
 		Dir:  dir,
+	})
+	switch {
+	case err != nil:
+	case code != 0 && count.Failed == 0:
+		count.fail(fmt.Sprintf("the tests' program ended with code %d", code))
+	case count.Passed == 0 && count.Failed == 0:
+		count.fail("nothing has run")
 	}
+	return count, err
+}
+
+// count runs a program of tests and counts them, and returns its exit code.
+func (s *Suite) count(ctx context.Context, place Place, c Command) (Count, int, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	convert := exec.CommandContext(ctx, "go", "tool", "test2json", "-t")
 	convert.Dir = s.Root
 	raw, err := convert.StdinPipe()
 	if err != nil {
-		return Count{}, err
+		return Count{}, 0, err
 	}
 	events, err := convert.StdoutPipe()
 	if err != nil {
-		return Count{}, err
+		return Count{}, 0, err
 	}
 	if err := convert.Start(); err != nil {
-		return Count{}, fmt.Errorf("start test2json: %w", err)
+		return Count{}, 0, fmt.Errorf("start test2json: %w", err)
 	}
 	type ended struct {
 		code int
@@ -272,8 +285,8 @@ func (s *Suite) testDriver(ctx context.Context, place Place, d driver) (Count, e
 	}
 	done := make(chan ended, 1)
 	go func() {
-		command.Stdout, command.Stderr = raw, raw
-		code, err := place.Run(ctx, command)
+		c.Stdout, c.Stderr = raw, raw
+		code, err := place.Run(ctx, c)
 		done <- ended{code, errors.Join(err, raw.Close())}
 	}()
 	count, err := tally(events, s.Out)
@@ -281,15 +294,7 @@ func (s *Suite) testDriver(ctx context.Context, place Place, d driver) (Count, e
 		cancel()
 	}
 	end := <-done
-	err = errors.Join(err, end.err, convert.Wait())
-	switch {
-	case err != nil:
-	case end.code != 0 && count.Failed == 0:
-		count.fail(fmt.Sprintf("the tests' program ended with code %d", end.code))
-	case count.Passed == 0 && count.Failed == 0:
-		count.fail("nothing has run")
-	}
-	return count, err
+	return count, end.code, errors.Join(end.err, err, convert.Wait())
 }
 
 // recordLimit is the most bytes of a finished run.
@@ -304,6 +309,9 @@ func (s *Suite) recordedRun(ctx context.Context, place Place) (json.RawMessage, 
 		root = s.Root
 	}
 	env := append(s.environment(place), "EPHEMERAL_BUILT=yes", "EPHEMERAL_QEMU_ACCEL=kvm")
+	if s.CloudHypervisor != "" {
+		env = append(env, "EPHEMERAL_HYPERVISOR=cloud-hypervisor")
+	}
 	if !place.Boxed() {
 		env = append(env, "EPHEMERAL_IMAGE_DIR="+s.ImageDir)
 	}
