@@ -3,6 +3,7 @@ package kvmbox
 import (
 	"bytes"
 	"encoding/json"
+	"os"
 	"strings"
 	"testing"
 )
@@ -57,5 +58,25 @@ recorded run: succeeded, isolation kvm
 	r.RunError, r.Drivers["qemu"] = "", Count{Passed: 3, Failed: 1}
 	if r.Passed() {
 		t.Error("passed although a test failed")
+	}
+}
+
+// TestCount counts tests of this very program, on this host.
+func TestCount(t *testing.T) {
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &Suite{Root: checkout(t), Out: t.Output()}
+	count, code, err := s.count(t.Context(), &host{}, Command{Args: []string{program, "-test.v=test2json", "-test.run", "^(TestRecord|TestCheckRun)$"}})
+	if err != nil || code != 0 || count.Passed != 2 || count.Failed != 0 {
+		t.Errorf("%+v, code %d, %v", count, code, err)
+	}
+	count, code, err = s.count(t.Context(), &host{}, Command{Args: []string{"sh", "-c", "echo '=== RUN   TestA'; echo 'panic: oh'; exit 2"}})
+	if err != nil || code != 2 || count.Failed != 1 {
+		t.Errorf("one that dies: %+v, code %d, %v", count, code, err)
+	}
+	if _, _, err := s.count(t.Context(), &host{}, Command{Args: []string{"/missing"}}); err == nil {
+		t.Error("a missing program is counted")
 	}
 }
