@@ -1,10 +1,16 @@
 package cloudhypervisor_test
 
 import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/ephemeral-run/ephemeral/images"
 	"github.com/ephemeral-run/ephemeral/vmm"
@@ -66,4 +72,60 @@ func slow(t testing.TB) float64 {
 
 func TestRealConformance(t *testing.T) {
 	vmmtest.Run(t, vmmtest.Harness{Driver: realDriver(t), Image: image(t), Slow: slow(t)})
+}
+
+// TestRealTapByName restores clones whose tap the process opens itself, under landlock.
+func TestRealTapByName(t *testing.T) {
+	d := realDriver(t)
+	h := vmmtest.Harness{Driver: d, Image: image(t), Slow: slow(t), Shape: vmm.Shape{VCPUs: 2, MemoryMiB: 256}, NIC: tap}
+	vmmtest.RunOnly(t, h, "RestoreIsPaused", "ClonesAreApart", "CloseInEveryState")
+}
+
+// tap makes a persistent one.
+func tap(t testing.TB, id string) *vmm.NIC {
+	t.Helper()
+	name := "t" + id
+	ip := func(args ...string) error {
+		out, err := exec.Command("ip", args...).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("ip %v: %w: %s", args, err, out)
+		}
+		return nil
+	}
+	if err := errors.Join(ip("tuntap", "add", "dev", name, "mode", "tap", "vnet_hdr"), ip("link", "set", name, "up")); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := ip("link", "del", name); err != nil {
+			t.Error(err)
+		}
+	})
+	return &vmm.NIC{Tap: name, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}}
+}
+
+func TestRealConsole(t *testing.T) {
+	path := program(t)
+	realDriver(t)
+	d, err := cloudhypervisor.New(cloudhypervisor.Config{Path: path, Console: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	m, err := d.Boot(t.Context(), vmm.Spec{ID: "console", Dir: dir, Image: image(t), Shape: vmm.Shape{VCPUs: 1, MemoryMiB: 256}, Launcher: &vmmtest.Launcher{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = m.Close() }()
+	for deadline := time.Now().Add(3 * time.Minute); ; time.Sleep(50 * time.Millisecond) {
+		log, err := os.ReadFile(filepath.Join(dir, "console.log"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if bytes.Contains(log, []byte("Linux version")) {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the console says %q", log)
+		}
+	}
 }

@@ -20,7 +20,7 @@ import (
 
 // Times of a dial. A guest whose driver is not up, or that is paused, does not answer at all.
 const (
-	firstAnswer = 250 * time.Millisecond // how long the first attempt waits
+	firstAnswer = 500 * time.Millisecond // how long the first attempt waits
 	lastAnswer  = 2 * time.Second        // and the later ones at most
 	firstPause  = time.Millisecond       // between two attempts, after a refusal
 	lastPause   = 25 * time.Millisecond
