@@ -1,9 +1,11 @@
 package run
 
 import (
+	"context"
 	"fmt"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -187,4 +189,37 @@ func BenchmarkSettle(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
+}
+
+// BenchmarkWakeUp tells how long an idle node needs to have a run's lease, counted from before its admission.
+func BenchmarkWakeUp(b *testing.B) {
+	f := newFixture(b, func(c *Config) { c.Concurrency = 1 << 30 })
+	f.newOrg("o", 0, 1<<50)
+	node := f.open()
+	taken := make(chan time.Time)
+	ctx, cancel := context.WithCancel(f.ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			if _, err := node.Take(ctx, "n1"); err != nil {
+				return
+			}
+			taken <- time.Now()
+		}
+	}()
+	var took []time.Duration
+	for b.Loop() {
+		b.StopTimer()
+		time.Sleep(2 * time.Millisecond) // until the node waits again
+		b.StartTimer()
+		begin := time.Now()
+		f.admit("o", 1)
+		took = append(took, (<-taken).Sub(begin))
+	}
+	cancel()
+	<-ended
+	slices.Sort(took)
+	b.ReportMetric(float64(took[len(took)/2].Microseconds())/1000, "p50-ms")
+	b.ReportMetric(float64(took[len(took)*99/100].Microseconds())/1000, "p99-ms")
 }
