@@ -138,9 +138,12 @@ func landlockRules(s vmm.Spec) []landlockRule {
 		for _, path := range tapDirectories {
 			rules = append(rules, landlockRule{path, "r"})
 		}
+		rules = append(rules, landlockRule{tunDevice, "rw"}) // the card is added after landlock is in force
 	}
 	return rules
 }
+
+const tunDevice = "/dev/net/tun"
 
 // tapDirectories is where a tap's flags are found.
 var tapDirectories = []string{"/sys/class/net", "/sys/devices/virtual/net"}

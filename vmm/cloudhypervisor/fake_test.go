@@ -123,3 +123,44 @@ func TestFaults(t *testing.T) {
 func fault(call, kind string, causes ...string) chfake.Options {
 	return chfake.Options{Faults: []chfake.Fault{{Call: call, Kind: kind, Milliseconds: 300, Status: 500, Causes: causes}}}
 }
+
+// TestFaultsOfBoot has each call of a boot and of a snapshot go wrong in each way.
+func TestFaultsOfBoot(t *testing.T) {
+	for _, call := range []string{"vmm.ping", "vm.create", "vm.boot", "vm.pause", "vm.snapshot"} {
+		for _, kind := range []string{chfake.Refuse, chfake.Crash, chfake.Half, chfake.Hang, chfake.Garbage, chfake.Exit} {
+			t.Run(call+" "+kind, func(t *testing.T) {
+				vmmtest.LeavesNothing(t)
+				dir := t.TempDir()
+				own := filepath.Join(dir, "m")
+				if err := os.Mkdir(own, 0o755); err != nil {
+					t.Fatal(err)
+				}
+				d := fakeDriver(t, fault(call, kind, "Error from API", "a fault"))
+				ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+				defer cancel()
+				m, err := d.Boot(ctx, vmm.Spec{
+					ID: "boot", Dir: own, RAM: filepath.Join(dir, "ram"), Image: fakeImage(t), Shape: vmm.Shape{VCPUs: 1, MemoryMiB: 64}, Launcher: &vmmtest.Launcher{},
+				})
+				if err == nil {
+					defer func() {
+						if err := m.Close(); err != nil {
+							t.Error(err)
+						}
+					}()
+					if err = m.Pause(ctx); err == nil {
+						err = m.Snapshot(ctx, dir)
+					}
+				}
+				if err == nil {
+					t.Fatal("it works")
+				}
+				if kind == chfake.Refuse && (!strings.Contains(err.Error(), call) || !strings.Contains(err.Error(), "a fault")) {
+					t.Errorf("it does not say what: %v", err)
+				}
+				if _, err := os.Lstat(filepath.Join(dir, "cloud-hypervisor.json")); err == nil {
+					t.Error("a template is left that looks complete")
+				}
+			})
+		}
+	}
+}

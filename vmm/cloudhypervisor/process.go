@@ -128,7 +128,7 @@ func (d *Driver) start(ctx context.Context, s vmm.Spec, readOnly, writable []str
 		c.Devices = append(c.Devices, "/dev/kvm")
 	}
 	if s.NIC != nil && s.NIC.File == nil {
-		c.Devices = append(c.Devices, "/dev/net/tun")
+		c.Devices = append(c.Devices, tunDevice)
 	}
 	m.process, err = s.Launcher.Launch(ctx, c)
 	e.launched()
