@@ -34,7 +34,7 @@ type simulateFlags struct {
 	memory, readyMemory               int
 	wantMisses, wantWait, memoryLimit string
 	percentile                        float64
-	plots                             string
+	plots, writeTrace                 string
 	output                            outputFormat
 }
 
@@ -92,6 +92,7 @@ file:durations.txt (one a line). The service time is how long a claim keeps its 
 	flags.Float64Var(&f.percentile, "percentile", 95, "percent of the claims that --want-wait is about")
 	flags.StringVar(&f.memoryLimit, "memory-limit", "", "goal: all machines together keep to this memory, as 16GiB or in MiB")
 	flags.StringVar(&f.plots, "plot", "", "directory for SVG plots")
+	flags.StringVar(&f.writeTrace, "write-trace", "", "also write the workload as a trace, to be read with --trace")
 	f.output.flag(cmd)
 	cmd.MarkFlagsMutuallyExclusive("trace", "poisson", "bursty", "diurnal")
 	cmd.MarkFlagsOneRequired("trace", "poisson", "bursty", "diurnal")
@@ -112,6 +113,11 @@ func (f *simulateFlags) run(cmd *cobra.Command) error {
 	goal, err := f.goal()
 	if err != nil {
 		return err
+	}
+	if f.writeTrace != "" {
+		if err := writeTrace(f.writeTrace, cfg.Workload); err != nil {
+			return err
+		}
 	}
 	out := simulated{Workload: f.describe()}
 	if out.Result, err = simulate.Run(cmd.Context(), cfg); err != nil {
@@ -221,6 +227,20 @@ func (f *simulateFlags) readTrace(w *workload.Workload, set func(string) bool) e
 		w.Count = len(t.Arrivals)
 	}
 	return nil
+}
+
+// writeTrace writes a workload as a trace.
+func writeTrace(path string, w workload.Workload) error {
+	t := trace.Trace{Service: true}
+	next := w.Start()
+	for a, ok := next(); ok; a, ok = next() {
+		t.Arrivals = append(t.Arrivals, a)
+	}
+	file, err := os.Create(path)
+	if err != nil {
+		return fmt.Errorf("write the trace: %w", err)
+	}
+	return errors.Join(trace.Write(file, t), file.Close())
 }
 
 // goal is what a policy is searched for; nil: none is.

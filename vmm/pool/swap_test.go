@@ -102,14 +102,17 @@ func TestKeepsMachinesWarmAndDropsThoseThatFail(t *testing.T) {
 		w.fill()
 		time.Sleep(cfg.KeepWarm + 30*time.Millisecond)
 		synctest.Wait()
-		if s := p.Stats(); w.exercises != 2 || s.Warming != 1 || s.Ready != 1 {
-			t.Fatalf("in the second exercise: %d so far, %+v", w.exercises, s)
+		w.mu.Lock()
+		exercises := w.exercises
+		w.mu.Unlock()
+		if s := p.Stats(); exercises != 2 || s.Warming != 1 || s.Ready != 1 {
+			t.Fatalf("in the second exercise: %d so far, %+v", exercises, s)
 		}
 		if w.making() != 0 {
 			t.Fatal("a machine being exercised is being replaced")
 		}
 		first, waits := claim(p), claim(p)
-		if !first.done || waits.done {
+		if !first.done || p.Stats().Waiting != 1 {
 			t.Fatal("a machine being exercised was handed out, or the other was not")
 		}
 		time.Sleep(15 * time.Millisecond)

@@ -245,8 +245,8 @@ func (s *Scaler) demandOf(a *average, r Range) Decision {
 
 // queue is the mean and variance of the number of makes that wait for a maker.
 func (s *Scaler) queue(d *Decision, makers int) (mean, variance float64) {
-	if makers <= 0 || d.Mean <= 0 {
-		return 0, 0
+	if makers <= 0 || d.Mean <= 0 || float64(makers) > d.Mean+10*math.Sqrt(d.Mean)+10 {
+		return 0, 0 // none waits, to many digits
 	}
 	load := d.Mean / float64(makers)
 	if load > mostLoad {

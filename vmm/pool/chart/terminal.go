@@ -56,7 +56,7 @@ func WriteTradeOff(w io.Writer, r simulate.Recommendation) error {
 		most = max(most, p.MissRate)
 	}
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "POLICY\tREADY\tMEMORY GiB-h\tWAIT p95\tMISSES\t")
+	fmt.Fprintln(table, "POLICY\tREADY\tMEMORY GiB-h\tWAIT p95\tMISSES")
 	for _, p := range r.Curve {
 		name := fmt.Sprintf("ready %d", p.MinReady)
 		if p.TargetMissRate > 0 {

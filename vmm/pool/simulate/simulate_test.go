@@ -16,7 +16,7 @@ func queue(c int, rate float64, service workload.Dist, maxWait time.Duration) Co
 	zero := workload.Const(0)
 	return Config{
 		Pool:     pool.Config{MaxMachines: c, RefillConcurrency: c, MakeTimeout: time.Minute},
-		Workload: workload.Workload{Process: workload.Poisson(rate), Service: service, Count: 400_000, Seed: 1},
+		Workload: workload.Workload{Process: workload.Poisson(rate), Service: service, Count: 150_000, Seed: 1},
 		Restore:  zero, Settle: zero, Destroy: zero, MaxWait: maxWait, MemoryMiB: 1,
 	}
 }
@@ -51,17 +51,17 @@ func TestDelaySystemsAgreeWithClosedForms(t *testing.T) {
 		waits   float64 // probability
 		within  float64
 	}{
-		{"M/M/1 at 0.5", 1, 0.5, workload.Exp(second), 1, 0.5, 0.03},
-		{"M/M/3 at 2/3", 3, 2, workload.Exp(second), 4.0 / 9, 4.0 / 9, 0.02},
-		{"M/M/10 at 0.8", 10, 8, workload.Exp(second), autoscale.ErlangC(10, 8) / 2, autoscale.ErlangC(10, 8), 0.04},
-		{"M/D/1 at 0.6", 1, 0.6, workload.Const(second), pollaczek(0.6, 0), 0.6, 0.02},
-		{"M/G/1, uniform, at 0.7", 1, 0.7, workload.Uniform{Low: 0, High: 2 * second}, pollaczek(0.7, 1.0/3), 0.7, 0.03},
-		{"M/G/1, log-normal, at 0.5", 1, 0.5, workload.LogNormal(second, 1.5), pollaczek(0.5, 2.25), 0.5, 0.05},
+		{"M/M/1 at 0.5", 1, 0.5, workload.Exp(second), 1, 0.5, 0.05},
+		{"M/M/3 at 2/3", 3, 2, workload.Exp(second), 4.0 / 9, 4.0 / 9, 0.04},
+		{"M/M/10 at 0.8", 10, 8, workload.Exp(second), autoscale.ErlangC(10, 8) / 2, autoscale.ErlangC(10, 8), 0.06},
+		{"M/D/1 at 0.6", 1, 0.6, workload.Const(second), pollaczek(0.6, 0), 0.6, 0.04},
+		{"M/G/1, uniform, at 0.7", 1, 0.7, workload.Uniform{Low: 0, High: 2 * second}, pollaczek(0.7, 1.0/3), 0.7, 0.05},
+		{"M/G/1, log-normal, at 0.5", 1, 0.5, workload.LogNormal(second, 1.5), pollaczek(0.5, 2.25), 0.5, 0.08},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := run(t, queue(tt.c, tt.rate, tt.service, -1))
 			near(t, "mean wait", r.WaitMean, tt.wait, tt.within)
-			near(t, "probability of a wait", r.WaitProbability, tt.waits, 0.02)
+			near(t, "probability of a wait", r.WaitProbability, tt.waits, 0.03)
 			if math.Abs(r.WaitMean-tt.wait) > 2*r.WaitMeanError {
 				t.Errorf("mean wait %.5f with a stated error of %.5f, the closed form says %.5f", r.WaitMean, r.WaitMeanError, tt.wait)
 			}
@@ -88,9 +88,9 @@ func TestLossSystemsAgreeWithErlangB(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			cfg := queue(tt.c, tt.rate, tt.service, 0)
-			cfg.Workload.Count = 200_000
+			cfg.Workload.Count = 80_000
 			r := run(t, cfg)
-			near(t, "loss", r.LossProbability, autoscale.ErlangB(tt.c, tt.rate*tt.service.Mean().Seconds()), 0.03)
+			near(t, "loss", r.LossProbability, autoscale.ErlangB(tt.c, tt.rate*tt.service.Mean().Seconds()), 0.05)
 			if r.WaitMax != 0 || r.Served+int(r.LossProbability*float64(r.Arrivals)+0.5) != r.Arrivals {
 				t.Errorf("%+v", r)
 			}
@@ -103,7 +103,7 @@ func warm(n int, rate float64) Config {
 	cfg := queue(10_000, rate, workload.Exp(5*time.Second), -1)
 	cfg.Pool.MinReady, cfg.Pool.MaxReady = n, n
 	cfg.Restore = workload.Exp(time.Second)
-	cfg.Workload.Count = 100_000
+	cfg.Workload.Count = 40_000
 	cfg.ReadyMemoryMiB = 1
 	return cfg
 }
@@ -121,7 +121,7 @@ func TestPoolMissesAsPalmSays(t *testing.T) {
 				hit += term
 				term *= 2 / float64(k+1)
 			}
-			near(t, restore.String()+": miss rate", r.MissRate, 1-hit, 0.04)
+			near(t, restore.String()+": miss rate", r.MissRate, 1-hit, 0.06)
 		}
 	}
 }
