@@ -31,6 +31,8 @@ type Store struct {
 	end      context.CancelFunc
 	routines sync.WaitGroup
 	waker    waker
+
+	unanswered unanswered
 }
 
 // Admission is one accepted request on its way into the queue.

@@ -88,9 +88,14 @@ func (s *Store) tryTake(ctx context.Context, node string) (*Lease, error) {
 	for _, k := range s.keys.closing("<org>", "<run>") {
 		args = append(args, k)
 	}
-	// The answer's name makes a repetition on the network harmless: it gets the same lease.
-	r, err := s.eval(ctx, takeScript, []string{s.keys.ring(), s.keys.turn(), s.keys.leases(), s.keys.answer(word(12))}, args...)
+	// The answer's name makes a repetition harmless, on the network or by the node's next take: it gets the same lease.
+	answer := s.unanswered.pop(node)
+	if answer == "" {
+		answer = word(12)
+	}
+	r, err := s.eval(ctx, takeScript, []string{s.keys.ring(), s.keys.turn(), s.keys.leases(), s.keys.answer(answer)}, args...)
 	if err != nil {
+		s.unanswered.push(node, answer)
 		return nil, err
 	}
 	if r.code() == "NONE" {
@@ -100,6 +105,43 @@ func (s *Store) tryTake(ctx context.Context, node string) (*Lease, error) {
 		return nil, fmt.Errorf("run %s: %w", r.text(1), err)
 	}
 	return decodeLease(r, node)
+}
+
+// unanswered are takes of which nobody knows what they took. Without them what they took would wait for its lease to end.
+type unanswered struct {
+	mu     sync.Mutex
+	byNode map[string][]string
+}
+
+// maxUnanswered bounds how many are kept of one node; those beyond are reaped.
+const maxUnanswered = 64
+
+func (u *unanswered) push(node, answer string) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.byNode == nil {
+		u.byNode = map[string][]string{}
+	}
+	if len(u.byNode[node]) < maxUnanswered {
+		u.byNode[node] = append(u.byNode[node], answer)
+	}
+}
+
+// pop returns one of the node's, or "" when there is none.
+func (u *unanswered) pop(node string) string {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	list := u.byNode[node]
+	if len(list) == 0 {
+		return ""
+	}
+	last := list[len(list)-1]
+	if list = list[:len(list)-1]; len(list) == 0 {
+		delete(u.byNode, node)
+	} else {
+		u.byNode[node] = list
+	}
+	return last
 }
 
 func decodeLease(r reply, node string) (*Lease, error) {

@@ -5,7 +5,7 @@
 --       from 11 on the keys of a run, with <run> and <org> in them, in the order of closing()
 -- Returns {'OK', run id, org, token, queued_us, reserved, request, spec ('': the request is whole)} | {'NONE'} |
 --         {'CORRUPT', run id}
--- Safe to repeat with the same answer key: it gives the same lease again.
+-- Safe to repeat with the same answer key: it gives the same lease again, for its full time.
 local ring, turns, leases, answer = unpack(KEYS)
 local now, limit = tonumber(ARGV[4]), tonumber(ARGV[7])
 local c = {events = ARGV[1], work = ARGV[2], limit = limit, ttl = ARGV[8]}
@@ -37,7 +37,11 @@ if before then
   local r = load(k.run)
   if r and r.state == 'starting' and r.token == tonumber(token) then
     local answered = lease(k, id, r)
-    if answered then return answered end
+    if answered then
+      redis.call('HSET', k.run, 'lease_us', ARGV[5])
+      redis.call('ZADD', leases, ARGV[5], id)
+      return answered
+    end
     local broken = lost(k, id, r)
     if broken then return {broken, id} end
   end
