@@ -29,6 +29,7 @@ type settings struct {
 	Client    clientConfig
 	Image     imageConfig
 	Run       run.Config
+	Redis     redisConfig
 	Gateway   gateway.Config
 	Node      node.Config
 	Broker    broker.Config

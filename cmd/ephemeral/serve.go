@@ -113,7 +113,7 @@ func withCell(ctx context.Context, private, machines bool, f func(context.Contex
 		if !private {
 			return errors.New("EPHEMERAL_REDIS_URL is not set: gateways and nodes need one Redis that all of them reach")
 		}
-		server, err := redisserver.Start(ctx, redisDir(s), redisserver.Options{Log: c.log})
+		server, err := redisserver.Start(ctx, redisDir(s), redisserver.Options{Fsync: s.Redis.Fsync, Log: c.log})
 		if errors.Is(err, redisserver.ErrInUse) {
 			return fmt.Errorf("another \"ephemeral serve\" uses this EPHEMERAL_DATA_DIR (%s): %w", s.Provision.DataDir, err)
 		}

@@ -39,6 +39,8 @@ func printEvent(w io.Writer, e run.Event) {
 		line("", fmt.Sprintf("%s %d in %.0f ms, %d bytes", d.Outcome, d.ExitCode, d.Duration, d.Bytes))
 	case run.CallData:
 		line(string(e.Type), fmt.Sprintf("%s %s: %d", d.Method, oneLine(d.Target), d.Status))
+	case run.BudgetWarningData:
+		line("budget warning", fmt.Sprintf("%s of %s charged", d.Charged, d.Reserved))
 	case run.MicroVMDestroyedData:
 		line("microVM destroyed", fmt.Sprintf("%d packets dropped", d.DroppedPackets))
 	case run.EndedData:

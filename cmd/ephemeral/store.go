@@ -9,6 +9,11 @@ import (
 	"github.com/ephemeral-run/ephemeral/run/redisserver"
 )
 
+// redisConfig is about the private redis-server.
+type redisConfig struct {
+	Fsync string `env:"EPHEMERAL_REDIS_FSYNC" envDefault:"everysec" help:"when the private redis-server syncs to disk: everysec, or always, which loses nothing acknowledged to a host that crashes"`
+}
+
 // redisDir is where the private redis-server of this data directory lives.
 func redisDir(s settings) string { return filepath.Join(s.Provision.DataDir, "redis") }
 
