@@ -48,7 +48,11 @@ func (c *cell) runNode(ctx context.Context, ready *readiness, registry *promethe
 		}
 		return fmt.Errorf("make the template: %w", err)
 	}
-	machines, err := pool.New(c.Pool, source.Create, pool.WithLogger(c.log), pool.WithAdmission(parts.Admit))
+	options := []pool.Option{pool.WithLogger(c.log), pool.WithAdmission(parts.Admit)}
+	if parts.Rest() == provision.RestRunning { // idle guests lose their pages
+		options = append(options, pool.WithKeepWarm(func(ctx context.Context, m *provision.Machine) error { return guest.Probe(ctx, m) }))
+	}
+	machines, err := pool.New(c.Pool, source.Create, options...)
 	if err != nil {
 		return fmt.Errorf("open the pool: %w", err)
 	}
