@@ -191,6 +191,9 @@ func (b *box) Run(ctx context.Context, c Command) (int, error) {
 	exit, err := b.client.Exec(ctx, guest.Command{
 		Args: c.Args, Env: append([]string{"HOME=/root", "TMPDIR=/tmp"}, c.Env...), Cwd: c.Dir, User: "root", Warming: true, OutputLimit: outputLimit,
 	}, c.Stdout, c.Stderr)
+	if err != nil && ctx.Err() != nil {
+		return 0, fmt.Errorf("run %s in the box: %w", c.Args[0], err) // not the box's doing
+	}
 	if err != nil {
 		return 0, b.explain(fmt.Errorf("run %s in the box: %w", c.Args[0], err))
 	}
