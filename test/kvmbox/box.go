@@ -10,7 +10,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -168,12 +167,6 @@ type launcher struct {
 }
 
 func (l *launcher) Launch(ctx context.Context, c vmm.Command) (vmm.Process, error) {
-	// With its host busy, the kernel of a box measures its processor's counter wrongly, ten times and more, and its clock
-	// runs away. This host knows better.
-	kernel := slices.Index(c.Args, "-append") + 1
-	if rate := counterRate(); rate > 0 && kernel > 0 && kernel < len(c.Args) {
-		c.Args[kernel] += fmt.Sprintf(" tsc_early_khz=%d", rate)
-	}
 	c.Args = append(c.Args,
 		"-drive", "id=carry,if=none,format=raw,readonly=on,file.locking=off,file="+strings.ReplaceAll(l.files, ",", ",,"),
 		"-device", "virtio-blk-pci,disable-legacy=on,addr=7,drive=carry")

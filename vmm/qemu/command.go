@@ -110,6 +110,11 @@ func (d *Driver) kernelArgs() string {
 	if !d.kvm {
 		// Emulation is no security boundary to the host, and speculation does not exist in it; the mitigations only cost.
 		args = append(args, "mitigations=off")
+		// With its host busy, an emulated kernel measures its counter wrongly, ten times and more, and the clock of it and of
+		// every clone runs away. This host knows better.
+		if rate := counterRate(); rate > 0 {
+			args = append(args, fmt.Sprintf("tsc_early_khz=%d", rate))
+		}
 	}
 	if d.config.Console {
 		args = append(args, "console=ttyS0")

@@ -1,6 +1,6 @@
 //go:build !amd64
 
-package kvmbox
+package qemu
 
 // counterRate is unknown.
 func counterRate() int { return 0 }
