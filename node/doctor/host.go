@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ephemeral-run/ephemeral/images"
-	"github.com/ephemeral-run/ephemeral/vmm/qemu"
+	"github.com/ephemeral-run/ephemeral/vmm"
 )
 
 // Host is what the checks ask of a host. System is the real one.
@@ -60,7 +60,7 @@ type System struct{}
 func (System) UID() int { return os.Geteuid() }
 
 // KVM implements Host.
-func (System) KVM() (bool, string) { return qemu.Usable() }
+func (System) KVM() (bool, string) { return vmm.KVMUsable() }
 
 // OpenDevice implements Host.
 func (System) OpenDevice(path string) error {

@@ -9,7 +9,7 @@ import (
 	"io"
 	"path/filepath"
 
-	"github.com/ephemeral-run/ephemeral/vmm/qemu"
+	"github.com/ephemeral-run/ephemeral/vmm"
 )
 
 // Place is where commands run as root with usable KVM.
@@ -72,7 +72,7 @@ func Open(ctx context.Context, o Options) (Place, error) {
 			return nil, fmt.Errorf("carry %q as %q: want an absolute path and a name below the place's own directory", path, name)
 		}
 	}
-	usable, reason := qemu.Usable()
+	usable, reason := vmm.KVMUsable()
 	if usable && !o.Box {
 		o.Progress("this host's own KVM serves")
 		return &host{carry: o.Carry}, nil

@@ -130,7 +130,7 @@ func TestMachineOnKVM(t *testing.T) {
 
 // machineOnKVM is the part that runs in the place.
 func machineOnKVM(t *testing.T) {
-	if ok, reason := qemu.Usable(); !ok {
+	if ok, reason := vmm.KVMUsable(); !ok {
 		t.Fatal(reason)
 	}
 	path := os.Getenv("EPHEMERAL_QEMU")

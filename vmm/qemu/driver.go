@@ -7,8 +7,6 @@ package qemu
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
@@ -122,9 +120,9 @@ func (d *Driver) ask(args ...string) (string, error) {
 func (d *Driver) chooseAccelerator() error {
 	switch d.config.Accel {
 	case "auto":
-		d.kvm, _ = Usable()
+		d.kvm, _ = vmm.KVMUsable()
 	case "kvm":
-		ok, reason := Usable()
+		ok, reason := vmm.KVMUsable()
 		if !ok {
 			return fmt.Errorf("EPHEMERAL_QEMU_ACCEL is kvm, but: %s", reason)
 		}
@@ -137,26 +135,12 @@ func (d *Driver) chooseAccelerator() error {
 		d.cpu = "tcg max"
 		return nil
 	}
-	model, err := hostCPU("/proc/cpuinfo")
+	model, err := vmm.HostCPU()
 	if err != nil {
 		return fmt.Errorf("identify the CPU: %w", err)
 	}
-	d.cpu = model
+	d.cpu = "kvm " + model
 	return nil
-}
-
-// hostCPU names the CPU with all its features: a clone that finds one missing crashes.
-func hostCPU(path string) (string, error) {
-	model, err := cpuInfo(path, "model name")
-	if err != nil {
-		return "", err
-	}
-	flags, err := cpuInfo(path, "flags")
-	if err != nil {
-		return "", err
-	}
-	digest := sha256.Sum256([]byte(flags))
-	return fmt.Sprintf("kvm %s %s", model, hex.EncodeToString(digest[:8])), nil
 }
 
 // Name is "qemu".
