@@ -56,6 +56,9 @@ func (p *Provisioner) Create(ctx context.Context, t vmm.Template) (*Machine, err
 			if errors.Is(err, vmm.ErrTemplate) {
 				p.distrust(t.Key)
 			}
+			if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) { // what broke because of it may say something else
+				err = fmt.Errorf("%w: %w", cause, err)
+			}
 			return nil, errors.Join(fmt.Errorf("create machine %s: %s: %w", c.id, step.name, err), c.cleanup.run(closeLimit))
 		}
 		now := time.Now()

@@ -219,3 +219,21 @@ func TestCloseOfProvisionerClosesWhatIsOpen(t *testing.T) {
 		t.Errorf("template afterwards: %v", err)
 	}
 }
+
+// A creation that is cut short says so, whatever the step that was cut makes of it.
+func TestCutCreationNamesItsCause(t *testing.T) {
+	s := newStage()
+	p, tmpl := made(t, s)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cause := errors.New("enough")
+	s.before = func(what string) {
+		if what == "probe" {
+			cancel(cause)
+		}
+	}
+	s.fail["probe"] = errors.New("connection closed")
+	if _, err := p.Create(ctx, tmpl); !errors.Is(err, cause) || !errors.Is(err, s.fail["probe"]) {
+		t.Errorf("created with %v, want both the cause and what broke", err)
+	}
+	s.empty(t, p)
+}
