@@ -200,34 +200,6 @@ func digest(content []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// Restore starts a machine from a template and returns it paused.
-func (d *Driver) Restore(ctx context.Context, t vmm.Template, s vmm.Spec) (vmm.Machine, error) {
-	s.Image, s.RAM = t.Image, ""
-	if s.Shape == (vmm.Shape{}) {
-		s.Shape = t.Shape
-	}
-	if err := validate(s); err != nil {
-		return nil, fmt.Errorf("restore machine %s: %w", s.ID, err)
-	}
-	config, err := d.fit(t, s)
-	if err != nil {
-		return nil, fmt.Errorf("restore machine %s: %w: %w", s.ID, vmm.ErrTemplate, err)
-	}
-	dir := filepath.Join(s.Dir, cloneDir)
-	if err := writeClone(dir, config, filepath.Join(t.Dir, stateFile)); err != nil {
-		return nil, fmt.Errorf("restore machine %s: %w", s.ID, err)
-	}
-	readOnly := append([]string{t.RAM, filepath.Join(t.Dir, stateFile), s.Image.RootFS}, visibleNIC(s)...)
-	m, err := d.start(ctx, s, readOnly, nil)
-	if err != nil {
-		return nil, err
-	}
-	if err := m.restore(ctx, dir); err != nil {
-		return nil, m.abort(fmt.Errorf("restore machine %s: %w", s.ID, err))
-	}
-	return m, nil
-}
-
 // restore loads the template in a fresh process.
 func (m *machine) restore(ctx context.Context, dir string) error {
 	err := m.withTap(func(fd int) error { return m.api.restore(ctx, dir, fd) })

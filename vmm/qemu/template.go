@@ -195,45 +195,6 @@ func (m *machine) awaitMigration(ctx context.Context) error {
 	}
 }
 
-// Restore starts a machine from a template and returns it paused.
-func (d *Driver) Restore(ctx context.Context, t vmm.Template, s vmm.Spec) (vmm.Machine, error) {
-	s.Image, s.RAM = t.Image, ""
-	if s.Shape == (vmm.Shape{}) {
-		s.Shape = t.Shape
-	}
-	if err := validate(s); err != nil {
-		return nil, fmt.Errorf("restore machine %s: %w", s.ID, err)
-	}
-	what, err := d.fit(t, s)
-	if err != nil {
-		return nil, fmt.Errorf("restore machine %s: %w: %w", s.ID, vmm.ErrTemplate, err)
-	}
-	memory, err := d.memory(ctx, t)
-	if err != nil {
-		return nil, fmt.Errorf("restore machine %s: %w", s.ID, err)
-	}
-	m, err := d.start(ctx, s, func(c *command) ([]string, []string, error) {
-		d.restoreArgs(c, s, memory.path(c), what.OptionROM)
-		return append(memory.visible(), t.Image.RootFS), nil, nil
-	})
-	if err != nil {
-		memory.release()
-		return nil, err
-	}
-	go func() {
-		<-m.done
-		memory.release()
-	}()
-	if err := m.load(ctx, filepath.Join(t.Dir, stateFile), what.State); err != nil {
-		err = m.abort(fmt.Errorf("restore machine %s: %w", s.ID, err))
-		if ctx.Err() == nil && m.refused() {
-			err = fmt.Errorf("%w: %w", vmm.ErrTemplate, err)
-		}
-		return nil, err
-	}
-	return m, nil
-}
-
 // fit reads a template's manifest and compares it with what a clone here would be.
 func (d *Driver) fit(t vmm.Template, s vmm.Spec) (manifest, error) {
 	var got manifest

@@ -40,6 +40,7 @@ func run(t *testing.T, h Harness, only []string) {
 		{"RestoreIsPaused", (*suite).testRestoreIsPaused},
 		{"RestoreRefusesBadTemplates", (*suite).testBadTemplates},
 		{"RestoreCancelled", (*suite).testRestoreCancelled},
+		{"Empty", (*suite).testEmpty},
 		{"ClonesAreApart", (*suite).testClonesAreApart},
 		{"ClonesInARow", (*suite).testClonesInARow},
 		{"ClonesAtOnce", (*suite).testClonesAtOnce},
