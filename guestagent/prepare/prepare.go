@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ephemeral-run/ephemeral/guestagent/files"
 )
 
 // Identity is what the host gives a clone.
@@ -123,7 +125,7 @@ func randomName() (string, error) {
 	return string(name), nil
 }
 
-// makeScratch makes dir/ephemeral-run-XXXXXX/scratch. The owner has the inner directory only, so that he cannot replace
+// makeScratch makes dir/ephemeral-run-XXXXXX/scratch, with out/ in it. The owner has the inner directory only, so that he cannot replace
 // it by something else.
 func makeScratch(dir string, uid, gid int) (string, error) {
 	for range 10 {
@@ -141,7 +143,11 @@ func makeScratch(dir string, uid, gid int) (string, error) {
 		if err := os.Mkdir(scratch, 0o755); err != nil {
 			return "", fmt.Errorf("make scratch directory: %w", err)
 		}
-		if err := unix.Lchown(scratch, uid, gid); err != nil {
+		out := filepath.Join(scratch, files.Out)
+		if err := os.Mkdir(out, 0o755); err != nil {
+			return "", fmt.Errorf("make scratch directory: %w", err)
+		}
+		if err := errors.Join(unix.Lchown(out, uid, gid), unix.Lchown(scratch, uid, gid)); err != nil {
 			return "", fmt.Errorf("make scratch directory: %w", err)
 		}
 		return scratch, nil

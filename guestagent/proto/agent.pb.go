@@ -1106,6 +1106,186 @@ func (x *PutFileResponse) GetBytes() int64 {
 	return 0
 }
 
+type CollectRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	MaxFiles      int64                  `protobuf:"varint,1,opt,name=max_files,json=maxFiles,proto3" json:"max_files,omitempty"`
+	MaxBytes      int64                  `protobuf:"varint,2,opt,name=max_bytes,json=maxBytes,proto3" json:"max_bytes,omitempty"` // of all files together
+	MaxPath       int64                  `protobuf:"varint,3,opt,name=max_path,json=maxPath,proto3" json:"max_path,omitempty"`    // bytes of one path
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CollectRequest) Reset() {
+	*x = CollectRequest{}
+	mi := &file_agent_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CollectRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CollectRequest) ProtoMessage() {}
+
+func (x *CollectRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CollectRequest.ProtoReflect.Descriptor instead.
+func (*CollectRequest) Descriptor() ([]byte, []int) {
+	return file_agent_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *CollectRequest) GetMaxFiles() int64 {
+	if x != nil {
+		return x.MaxFiles
+	}
+	return 0
+}
+
+func (x *CollectRequest) GetMaxBytes() int64 {
+	if x != nil {
+		return x.MaxBytes
+	}
+	return 0
+}
+
+func (x *CollectRequest) GetMaxPath() int64 {
+	if x != nil {
+		return x.MaxPath
+	}
+	return 0
+}
+
+type CollectResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`  // relative to out/; set: a file begins, and data is its beginning
+	Mode          uint32                 `protobuf:"varint,2,opt,name=mode,proto3" json:"mode,omitempty"` // permission bits, beside path
+	Data          []byte                 `protobuf:"bytes,3,opt,name=data,proto3" json:"data,omitempty"`  // at most 256 KiB a message
+	End           *CollectEnd            `protobuf:"bytes,4,opt,name=end,proto3" json:"end,omitempty"`    // alone
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CollectResponse) Reset() {
+	*x = CollectResponse{}
+	mi := &file_agent_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CollectResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CollectResponse) ProtoMessage() {}
+
+func (x *CollectResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CollectResponse.ProtoReflect.Descriptor instead.
+func (*CollectResponse) Descriptor() ([]byte, []int) {
+	return file_agent_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *CollectResponse) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *CollectResponse) GetMode() uint32 {
+	if x != nil {
+		return x.Mode
+	}
+	return 0
+}
+
+func (x *CollectResponse) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+func (x *CollectResponse) GetEnd() *CollectEnd {
+	if x != nil {
+		return x.End
+	}
+	return nil
+}
+
+type CollectEnd struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Skipped       int64                  `protobuf:"varint,1,opt,name=skipped,proto3" json:"skipped,omitempty"`     // links, devices, pipes, sockets, names that are not UTF-8 or too long
+	Truncated     bool                   `protobuf:"varint,2,opt,name=truncated,proto3" json:"truncated,omitempty"` // there were files beyond the limits
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CollectEnd) Reset() {
+	*x = CollectEnd{}
+	mi := &file_agent_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CollectEnd) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CollectEnd) ProtoMessage() {}
+
+func (x *CollectEnd) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CollectEnd.ProtoReflect.Descriptor instead.
+func (*CollectEnd) Descriptor() ([]byte, []int) {
+	return file_agent_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *CollectEnd) GetSkipped() int64 {
+	if x != nil {
+		return x.Skipped
+	}
+	return 0
+}
+
+func (x *CollectEnd) GetTruncated() bool {
+	if x != nil {
+		return x.Truncated
+	}
+	return false
+}
+
 type GetFileRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
@@ -1116,7 +1296,7 @@ type GetFileRequest struct {
 
 func (x *GetFileRequest) Reset() {
 	*x = GetFileRequest{}
-	mi := &file_agent_proto_msgTypes[14]
+	mi := &file_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1128,7 +1308,7 @@ func (x *GetFileRequest) String() string {
 func (*GetFileRequest) ProtoMessage() {}
 
 func (x *GetFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[14]
+	mi := &file_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1141,7 +1321,7 @@ func (x *GetFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFileRequest.ProtoReflect.Descriptor instead.
 func (*GetFileRequest) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{14}
+	return file_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *GetFileRequest) GetPath() string {
@@ -1167,7 +1347,7 @@ type GetFileResponse struct {
 
 func (x *GetFileResponse) Reset() {
 	*x = GetFileResponse{}
-	mi := &file_agent_proto_msgTypes[15]
+	mi := &file_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1179,7 +1359,7 @@ func (x *GetFileResponse) String() string {
 func (*GetFileResponse) ProtoMessage() {}
 
 func (x *GetFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[15]
+	mi := &file_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1192,7 +1372,7 @@ func (x *GetFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFileResponse.ProtoReflect.Descriptor instead.
 func (*GetFileResponse) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{15}
+	return file_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *GetFileResponse) GetData() []byte {
@@ -1210,7 +1390,7 @@ type KillRequest struct {
 
 func (x *KillRequest) Reset() {
 	*x = KillRequest{}
-	mi := &file_agent_proto_msgTypes[16]
+	mi := &file_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1222,7 +1402,7 @@ func (x *KillRequest) String() string {
 func (*KillRequest) ProtoMessage() {}
 
 func (x *KillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[16]
+	mi := &file_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1235,7 +1415,7 @@ func (x *KillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KillRequest.ProtoReflect.Descriptor instead.
 func (*KillRequest) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{16}
+	return file_agent_proto_rawDescGZIP(), []int{19}
 }
 
 type KillResponse struct {
@@ -1247,7 +1427,7 @@ type KillResponse struct {
 
 func (x *KillResponse) Reset() {
 	*x = KillResponse{}
-	mi := &file_agent_proto_msgTypes[17]
+	mi := &file_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1259,7 +1439,7 @@ func (x *KillResponse) String() string {
 func (*KillResponse) ProtoMessage() {}
 
 func (x *KillResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[17]
+	mi := &file_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1272,7 +1452,7 @@ func (x *KillResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KillResponse.ProtoReflect.Descriptor instead.
 func (*KillResponse) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{17}
+	return file_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *KillResponse) GetKilled() int64 {
@@ -1290,7 +1470,7 @@ type ShutdownRequest struct {
 
 func (x *ShutdownRequest) Reset() {
 	*x = ShutdownRequest{}
-	mi := &file_agent_proto_msgTypes[18]
+	mi := &file_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1302,7 +1482,7 @@ func (x *ShutdownRequest) String() string {
 func (*ShutdownRequest) ProtoMessage() {}
 
 func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[18]
+	mi := &file_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1315,7 +1495,7 @@ func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownRequest.ProtoReflect.Descriptor instead.
 func (*ShutdownRequest) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{18}
+	return file_agent_proto_rawDescGZIP(), []int{21}
 }
 
 type ShutdownResponse struct {
@@ -1326,7 +1506,7 @@ type ShutdownResponse struct {
 
 func (x *ShutdownResponse) Reset() {
 	*x = ShutdownResponse{}
-	mi := &file_agent_proto_msgTypes[19]
+	mi := &file_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1338,7 +1518,7 @@ func (x *ShutdownResponse) String() string {
 func (*ShutdownResponse) ProtoMessage() {}
 
 func (x *ShutdownResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[19]
+	mi := &file_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1351,7 +1531,7 @@ func (x *ShutdownResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownResponse.ProtoReflect.Descriptor instead.
 func (*ShutdownResponse) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{19}
+	return file_agent_proto_rawDescGZIP(), []int{22}
 }
 
 var File_agent_proto protoreflect.FileDescriptor
@@ -1436,7 +1616,20 @@ const file_agent_proto_rawDesc = "" +
 	"\x04mode\x18\x02 \x01(\rR\x04mode\x12\x12\n" +
 	"\x04data\x18\x03 \x01(\fR\x04data\"'\n" +
 	"\x0fPutFileResponse\x12\x14\n" +
-	"\x05bytes\x18\x01 \x01(\x03R\x05bytes\":\n" +
+	"\x05bytes\x18\x01 \x01(\x03R\x05bytes\"e\n" +
+	"\x0eCollectRequest\x12\x1b\n" +
+	"\tmax_files\x18\x01 \x01(\x03R\bmaxFiles\x12\x1b\n" +
+	"\tmax_bytes\x18\x02 \x01(\x03R\bmaxBytes\x12\x19\n" +
+	"\bmax_path\x18\x03 \x01(\x03R\amaxPath\"\x7f\n" +
+	"\x0fCollectResponse\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
+	"\x04mode\x18\x02 \x01(\rR\x04mode\x12\x12\n" +
+	"\x04data\x18\x03 \x01(\fR\x04data\x120\n" +
+	"\x03end\x18\x04 \x01(\v2\x1e.ephemeral.agent.v1.CollectEndR\x03end\"D\n" +
+	"\n" +
+	"CollectEnd\x12\x18\n" +
+	"\askipped\x18\x01 \x01(\x03R\askipped\x12\x1c\n" +
+	"\ttruncated\x18\x02 \x01(\bR\ttruncated\":\n" +
 	"\x0eGetFileRequest\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x14\n" +
 	"\x05limit\x18\x02 \x01(\x03R\x05limit\"%\n" +
@@ -1446,13 +1639,14 @@ const file_agent_proto_rawDesc = "" +
 	"\fKillResponse\x12\x16\n" +
 	"\x06killed\x18\x01 \x01(\x03R\x06killed\"\x11\n" +
 	"\x0fShutdownRequest\"\x12\n" +
-	"\x10ShutdownResponse2\x9d\x05\n" +
+	"\x10ShutdownResponse2\xf3\x05\n" +
 	"\x05Agent\x12I\n" +
 	"\x04Ping\x12\x1f.ephemeral.agent.v1.PingRequest\x1a .ephemeral.agent.v1.PingResponse\x12R\n" +
 	"\aPrepare\x12\".ephemeral.agent.v1.PrepareRequest\x1a#.ephemeral.agent.v1.PrepareResponse\x12X\n" +
 	"\vStartWorker\x12&.ephemeral.agent.v1.StartWorkerRequest\x1a\x1f.ephemeral.agent.v1.WorkerEvent0\x01\x12M\n" +
 	"\x04Exec\x12\x1f.ephemeral.agent.v1.ExecRequest\x1a .ephemeral.agent.v1.ExecResponse(\x010\x01\x12T\n" +
 	"\aPutFile\x12\".ephemeral.agent.v1.PutFileRequest\x1a#.ephemeral.agent.v1.PutFileResponse(\x01\x12T\n" +
+	"\aCollect\x12\".ephemeral.agent.v1.CollectRequest\x1a#.ephemeral.agent.v1.CollectResponse0\x01\x12T\n" +
 	"\aGetFile\x12\".ephemeral.agent.v1.GetFileRequest\x1a#.ephemeral.agent.v1.GetFileResponse0\x01\x12I\n" +
 	"\x04Kill\x12\x1f.ephemeral.agent.v1.KillRequest\x1a .ephemeral.agent.v1.KillResponse\x12U\n" +
 	"\bShutdown\x12#.ephemeral.agent.v1.ShutdownRequest\x1a$.ephemeral.agent.v1.ShutdownResponseB;Z9github.com/ephemeral-run/ephemeral/guestagent/proto;protob\x06proto3"
@@ -1469,7 +1663,7 @@ func file_agent_proto_rawDescGZIP() []byte {
 	return file_agent_proto_rawDescData
 }
 
-var file_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_agent_proto_goTypes = []any{
 	(*PingRequest)(nil),        // 0: ephemeral.agent.v1.PingRequest
 	(*PingResponse)(nil),       // 1: ephemeral.agent.v1.PingResponse
@@ -1485,12 +1679,15 @@ var file_agent_proto_goTypes = []any{
 	(*Exit)(nil),               // 11: ephemeral.agent.v1.Exit
 	(*PutFileRequest)(nil),     // 12: ephemeral.agent.v1.PutFileRequest
 	(*PutFileResponse)(nil),    // 13: ephemeral.agent.v1.PutFileResponse
-	(*GetFileRequest)(nil),     // 14: ephemeral.agent.v1.GetFileRequest
-	(*GetFileResponse)(nil),    // 15: ephemeral.agent.v1.GetFileResponse
-	(*KillRequest)(nil),        // 16: ephemeral.agent.v1.KillRequest
-	(*KillResponse)(nil),       // 17: ephemeral.agent.v1.KillResponse
-	(*ShutdownRequest)(nil),    // 18: ephemeral.agent.v1.ShutdownRequest
-	(*ShutdownResponse)(nil),   // 19: ephemeral.agent.v1.ShutdownResponse
+	(*CollectRequest)(nil),     // 14: ephemeral.agent.v1.CollectRequest
+	(*CollectResponse)(nil),    // 15: ephemeral.agent.v1.CollectResponse
+	(*CollectEnd)(nil),         // 16: ephemeral.agent.v1.CollectEnd
+	(*GetFileRequest)(nil),     // 17: ephemeral.agent.v1.GetFileRequest
+	(*GetFileResponse)(nil),    // 18: ephemeral.agent.v1.GetFileResponse
+	(*KillRequest)(nil),        // 19: ephemeral.agent.v1.KillRequest
+	(*KillResponse)(nil),       // 20: ephemeral.agent.v1.KillResponse
+	(*ShutdownRequest)(nil),    // 21: ephemeral.agent.v1.ShutdownRequest
+	(*ShutdownResponse)(nil),   // 22: ephemeral.agent.v1.ShutdownResponse
 }
 var file_agent_proto_depIdxs = []int32{
 	6,  // 0: ephemeral.agent.v1.WorkerEvent.shell:type_name -> ephemeral.agent.v1.ShellEvent
@@ -1498,27 +1695,30 @@ var file_agent_proto_depIdxs = []int32{
 	11, // 2: ephemeral.agent.v1.ShellEvent.exit:type_name -> ephemeral.agent.v1.Exit
 	9,  // 3: ephemeral.agent.v1.ExecRequest.start:type_name -> ephemeral.agent.v1.ExecStart
 	11, // 4: ephemeral.agent.v1.ExecResponse.exit:type_name -> ephemeral.agent.v1.Exit
-	0,  // 5: ephemeral.agent.v1.Agent.Ping:input_type -> ephemeral.agent.v1.PingRequest
-	2,  // 6: ephemeral.agent.v1.Agent.Prepare:input_type -> ephemeral.agent.v1.PrepareRequest
-	4,  // 7: ephemeral.agent.v1.Agent.StartWorker:input_type -> ephemeral.agent.v1.StartWorkerRequest
-	8,  // 8: ephemeral.agent.v1.Agent.Exec:input_type -> ephemeral.agent.v1.ExecRequest
-	12, // 9: ephemeral.agent.v1.Agent.PutFile:input_type -> ephemeral.agent.v1.PutFileRequest
-	14, // 10: ephemeral.agent.v1.Agent.GetFile:input_type -> ephemeral.agent.v1.GetFileRequest
-	16, // 11: ephemeral.agent.v1.Agent.Kill:input_type -> ephemeral.agent.v1.KillRequest
-	18, // 12: ephemeral.agent.v1.Agent.Shutdown:input_type -> ephemeral.agent.v1.ShutdownRequest
-	1,  // 13: ephemeral.agent.v1.Agent.Ping:output_type -> ephemeral.agent.v1.PingResponse
-	3,  // 14: ephemeral.agent.v1.Agent.Prepare:output_type -> ephemeral.agent.v1.PrepareResponse
-	5,  // 15: ephemeral.agent.v1.Agent.StartWorker:output_type -> ephemeral.agent.v1.WorkerEvent
-	10, // 16: ephemeral.agent.v1.Agent.Exec:output_type -> ephemeral.agent.v1.ExecResponse
-	13, // 17: ephemeral.agent.v1.Agent.PutFile:output_type -> ephemeral.agent.v1.PutFileResponse
-	15, // 18: ephemeral.agent.v1.Agent.GetFile:output_type -> ephemeral.agent.v1.GetFileResponse
-	17, // 19: ephemeral.agent.v1.Agent.Kill:output_type -> ephemeral.agent.v1.KillResponse
-	19, // 20: ephemeral.agent.v1.Agent.Shutdown:output_type -> ephemeral.agent.v1.ShutdownResponse
-	13, // [13:21] is the sub-list for method output_type
-	5,  // [5:13] is the sub-list for method input_type
-	5,  // [5:5] is the sub-list for extension type_name
-	5,  // [5:5] is the sub-list for extension extendee
-	0,  // [0:5] is the sub-list for field type_name
+	16, // 5: ephemeral.agent.v1.CollectResponse.end:type_name -> ephemeral.agent.v1.CollectEnd
+	0,  // 6: ephemeral.agent.v1.Agent.Ping:input_type -> ephemeral.agent.v1.PingRequest
+	2,  // 7: ephemeral.agent.v1.Agent.Prepare:input_type -> ephemeral.agent.v1.PrepareRequest
+	4,  // 8: ephemeral.agent.v1.Agent.StartWorker:input_type -> ephemeral.agent.v1.StartWorkerRequest
+	8,  // 9: ephemeral.agent.v1.Agent.Exec:input_type -> ephemeral.agent.v1.ExecRequest
+	12, // 10: ephemeral.agent.v1.Agent.PutFile:input_type -> ephemeral.agent.v1.PutFileRequest
+	14, // 11: ephemeral.agent.v1.Agent.Collect:input_type -> ephemeral.agent.v1.CollectRequest
+	17, // 12: ephemeral.agent.v1.Agent.GetFile:input_type -> ephemeral.agent.v1.GetFileRequest
+	19, // 13: ephemeral.agent.v1.Agent.Kill:input_type -> ephemeral.agent.v1.KillRequest
+	21, // 14: ephemeral.agent.v1.Agent.Shutdown:input_type -> ephemeral.agent.v1.ShutdownRequest
+	1,  // 15: ephemeral.agent.v1.Agent.Ping:output_type -> ephemeral.agent.v1.PingResponse
+	3,  // 16: ephemeral.agent.v1.Agent.Prepare:output_type -> ephemeral.agent.v1.PrepareResponse
+	5,  // 17: ephemeral.agent.v1.Agent.StartWorker:output_type -> ephemeral.agent.v1.WorkerEvent
+	10, // 18: ephemeral.agent.v1.Agent.Exec:output_type -> ephemeral.agent.v1.ExecResponse
+	13, // 19: ephemeral.agent.v1.Agent.PutFile:output_type -> ephemeral.agent.v1.PutFileResponse
+	15, // 20: ephemeral.agent.v1.Agent.Collect:output_type -> ephemeral.agent.v1.CollectResponse
+	18, // 21: ephemeral.agent.v1.Agent.GetFile:output_type -> ephemeral.agent.v1.GetFileResponse
+	20, // 22: ephemeral.agent.v1.Agent.Kill:output_type -> ephemeral.agent.v1.KillResponse
+	22, // 23: ephemeral.agent.v1.Agent.Shutdown:output_type -> ephemeral.agent.v1.ShutdownResponse
+	15, // [15:24] is the sub-list for method output_type
+	6,  // [6:15] is the sub-list for method input_type
+	6,  // [6:6] is the sub-list for extension type_name
+	6,  // [6:6] is the sub-list for extension extendee
+	0,  // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_agent_proto_init() }
@@ -1548,7 +1748,7 @@ func file_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_agent_proto_rawDesc), len(file_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   20,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -13,6 +13,7 @@ type AgentService interface {
 	StartWorker(context.Context, *StartWorkerRequest, Agent_StartWorkerServer) error
 	Exec(context.Context, Agent_ExecServer) error
 	PutFile(context.Context, Agent_PutFileServer) (*PutFileResponse, error)
+	Collect(context.Context, *CollectRequest, Agent_CollectServer) error
 	GetFile(context.Context, *GetFileRequest, Agent_GetFileServer) error
 	Kill(context.Context, *KillRequest) (*KillResponse, error)
 	Shutdown(context.Context, *ShutdownRequest) (*ShutdownResponse, error)
@@ -68,6 +69,19 @@ func (x *agentPutFileServer) Recv() (*PutFileRequest, error) {
 		return nil, err
 	}
 	return m, nil
+}
+
+type Agent_CollectServer interface {
+	Send(*CollectResponse) error
+	ttrpc.StreamServer
+}
+
+type agentCollectServer struct {
+	ttrpc.StreamServer
+}
+
+func (x *agentCollectServer) Send(m *CollectResponse) error {
+	return x.StreamServer.SendMsg(m)
 }
 
 type Agent_GetFileServer interface {
@@ -141,6 +155,17 @@ func RegisterAgentService(srv *ttrpc.Server, svc AgentService) {
 				StreamingClient: true,
 				StreamingServer: false,
 			},
+			"Collect": {
+				Handler: func(ctx context.Context, stream ttrpc.StreamServer) (interface{}, error) {
+					m := new(CollectRequest)
+					if err := stream.RecvMsg(m); err != nil {
+						return nil, err
+					}
+					return nil, svc.Collect(ctx, m, &agentCollectServer{stream})
+				},
+				StreamingClient: false,
+				StreamingServer: true,
+			},
 			"GetFile": {
 				Handler: func(ctx context.Context, stream ttrpc.StreamServer) (interface{}, error) {
 					m := new(GetFileRequest)
@@ -162,6 +187,7 @@ type AgentClient interface {
 	StartWorker(context.Context, *StartWorkerRequest) (Agent_StartWorkerClient, error)
 	Exec(context.Context) (Agent_ExecClient, error)
 	PutFile(context.Context) (Agent_PutFileClient, error)
+	Collect(context.Context, *CollectRequest) (Agent_CollectClient, error)
 	GetFile(context.Context, *GetFileRequest) (Agent_GetFileClient, error)
 	Kill(context.Context, *KillRequest) (*KillResponse, error)
 	Shutdown(context.Context, *ShutdownRequest) (*ShutdownResponse, error)
@@ -287,6 +313,35 @@ func (x *agentPutFileClient) CloseAndRecv() (*PutFileResponse, error) {
 		return nil, err
 	}
 	m := new(PutFileResponse)
+	if err := x.ClientStream.RecvMsg(m); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+func (c *agentClient) Collect(ctx context.Context, req *CollectRequest) (Agent_CollectClient, error) {
+	stream, err := c.client.NewStream(ctx, &ttrpc.StreamDesc{
+		StreamingClient: false,
+		StreamingServer: true,
+	}, "ephemeral.agent.v1.Agent", "Collect", req)
+	if err != nil {
+		return nil, err
+	}
+	x := &agentCollectClient{stream}
+	return x, nil
+}
+
+type Agent_CollectClient interface {
+	Recv() (*CollectResponse, error)
+	ttrpc.ClientStream
+}
+
+type agentCollectClient struct {
+	ttrpc.ClientStream
+}
+
+func (x *agentCollectClient) Recv() (*CollectResponse, error) {
+	m := new(CollectResponse)
 	if err := x.ClientStream.RecvMsg(m); err != nil {
 		return nil, err
 	}

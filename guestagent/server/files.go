@@ -3,11 +3,13 @@ package server
 import (
 	"context"
 	"errors"
+	"io"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/ephemeral-run/ephemeral/guestagent/files"
 	"github.com/ephemeral-run/ephemeral/guestagent/proto"
 )
 
@@ -82,6 +84,41 @@ func (w getWriter) Write(p []byte) (int, error) {
 		rest = rest[n:]
 	}
 	return len(p), nil
+}
+
+// Collect sends what the run left in out/ of the scratch directory.
+func (s *Server) Collect(_ context.Context, r *proto.CollectRequest, stream proto.Agent_CollectServer) error {
+	_, dir, err := s.ready()
+	if err != nil {
+		return err
+	}
+	if r.MaxFiles < 0 || r.MaxBytes < 0 || r.MaxPath < 0 {
+		return status.Error(codes.InvalidArgument, "negative limit")
+	}
+	buffer := make([]byte, getChunk)
+	left, err := dir.Collect(files.Limits{Files: r.MaxFiles, Bytes: r.MaxBytes, Path: r.MaxPath},
+		func(path string, mode uint32, content io.Reader) error {
+			message := &proto.CollectResponse{Path: path, Mode: mode}
+			for {
+				n, err := io.ReadFull(content, buffer)
+				last := errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
+				if err != nil && !last {
+					return err
+				}
+				if n == 0 && message.Path == "" {
+					return nil
+				}
+				message.Data = buffer[:n]
+				if err := stream.Send(message); err != nil || last {
+					return err
+				}
+				message = &proto.CollectResponse{}
+			}
+		})
+	if err != nil {
+		return failure(err)
+	}
+	return stream.Send(&proto.CollectResponse{End: &proto.CollectEnd{Skipped: left.Skipped, Truncated: left.Truncated}})
 }
 
 // isFileFault says whether the path itself is wrong: through a link, over a file, onto a directory, too long.

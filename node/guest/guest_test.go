@@ -531,7 +531,7 @@ func TestFilesRefused(t *testing.T) {
 		t.Errorf("failing reader: %v", err)
 	}
 	time.Sleep(100 * time.Millisecond)
-	if entries, err := os.ReadDir(scratch); err != nil || len(entries) != 5 {
+	if entries, err := os.ReadDir(scratch); err != nil || len(entries) != 6 {
 		t.Errorf("left over: %v, %v", entries, err)
 	}
 }

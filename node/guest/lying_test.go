@@ -25,6 +25,7 @@ type liar struct {
 	worker   func(proto.Agent_StartWorkerServer) error
 	get      func(proto.Agent_GetFileServer) error
 	put      *proto.PutFileResponse
+	collect  func(proto.Agent_CollectServer) error
 	prepared bool
 }
 
@@ -59,6 +60,9 @@ func (l *liar) PutFile(_ context.Context, s proto.Agent_PutFileServer) (*proto.P
 }
 func (l *liar) GetFile(_ context.Context, _ *proto.GetFileRequest, s proto.Agent_GetFileServer) error {
 	return l.get(s)
+}
+func (l *liar) Collect(_ context.Context, _ *proto.CollectRequest, s proto.Agent_CollectServer) error {
+	return l.collect(s)
 }
 func (l *liar) Kill(context.Context, *proto.KillRequest) (*proto.KillResponse, error) {
 	return &proto.KillResponse{}, nil
