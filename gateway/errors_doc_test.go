@@ -31,7 +31,7 @@ Every refusal of the API is a problem document ([RFC 9457](https://www.rfc-edito
 
 Decide on ` + "`code`" + `, which is stable; ` + "`title`, `detail` and `remediation`" + ` are for people and may change. ` + "`errors`" + ` names every field at
 fault. Quote ` + "`request_id`" + ` when you ask the operator. Where the same request may succeed later, ` + "`Retry-After`" + ` says after how many
-seconds.
+seconds: the number named below or, for a full queue and for machines that cannot be made, an estimate where there is one.
 
 This page is made from the code.
 

@@ -2,7 +2,9 @@ package gateway
 
 import (
 	"context"
+	"errors"
 	"net/http"
+	"time"
 
 	"github.com/gofiber/fiber/v2"
 )
@@ -16,7 +18,7 @@ type health struct {
 func (s *Server) healthz(c *fiber.Ctx) error { return sendJSON(c, http.StatusOK, health{"ok"}) }
 
 // readyz answers whether requests should be sent here. The public answer names the part that is not ready; why it is
-// not stands in the log and on the admin listener only.
+// not stands in the log and on the admin listener only. A reason that knows when it will be over (RetryAfter) is asked.
 func (s *Server) readyz(verbose bool) fiber.Handler {
 	return func(c *fiber.Ctx) error {
 		ctx, cancel := s.deadline()
@@ -29,7 +31,12 @@ func (s *Server) readyz(verbose bool) fiber.Handler {
 		if verbose && err != nil {
 			detail = "Not ready: " + part + ": " + err.Error()
 		}
-		return problem(CodeNotReady, detail).because(err)
+		p := problem(CodeNotReady, detail).because(err)
+		var known interface{ RetryAfter() time.Duration }
+		if errors.As(err, &known) {
+			p = p.after(known.RetryAfter())
+		}
+		return p
 	}
 }
 

@@ -5,8 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"strconv"
+	"time"
 
 	"github.com/gofiber/fiber/v2"
 
@@ -30,7 +32,8 @@ type Problem struct {
 	Remediation string       `json:"remediation"`
 	RequestID   string       `json:"request_id"`
 
-	cause error // for the log, never for the client
+	cause      error         // for the log, never for the client
+	retryAfter time.Duration // 0: what the catalogue says
 }
 
 // FieldError names one field at fault, e.g. "files[2].path", and says what is wrong with it.
@@ -74,6 +77,21 @@ func (p *Problem) because(err error) *Problem {
 	return p
 }
 
+// after says when the same request may succeed, where that is known.
+func (p *Problem) after(d time.Duration) *Problem {
+	p.retryAfter = d
+	return p
+}
+
+// retrySeconds is the Retry-After header of a problem: whole seconds, rounded up, since who comes too early is refused
+// again. 0: a retry alone does not help.
+func (p *Problem) retrySeconds() int {
+	if p.retryAfter > 0 {
+		return int(math.Ceil(p.retryAfter.Seconds()))
+	}
+	return catalogue[p.Code].RetryAfter
+}
+
 // toProblem turns whatever a handler returned into a problem. Texts of unknown errors stay in the log.
 func toProblem(err error) *Problem {
 	var p *Problem
@@ -97,7 +115,7 @@ func toProblem(err error) *Problem {
 	case errors.Is(err, run.ErrBudget):
 		return problem(CodeBudgetTooSmall, "", FieldError{"max_cost_micros", "cannot pay for the first slice of compute"})
 	case errors.Is(err, run.ErrQueueFull):
-		return problem(CodeQueueFull, "")
+		return queueFull(err)
 	case errors.Is(err, run.ErrState), errors.Is(err, run.ErrExists):
 		return problem(CodeConflict, "")
 	case errors.Is(err, run.ErrRange):
@@ -106,6 +124,16 @@ func toProblem(err error) *Problem {
 		return problem(CodeUnavailable, "").because(err)
 	}
 	return problem(CodeInternal, "").because(err)
+}
+
+// queueFull tells when there will be room, where that can be estimated.
+func queueFull(err error) *Problem {
+	var full *run.QueueFullError
+	if !errors.As(err, &full) || full.RetryAfter <= 0 {
+		return problem(CodeQueueFull, "")
+	}
+	return problem(CodeQueueFull, fmt.Sprintf("As many runs wait as may. By how long runs took lately there will be room for this one in %s.",
+		full.RetryAfter.Round(100*time.Millisecond))).after(full.RetryAfter)
 }
 
 // fromFiber turns the errors of the HTTP server itself into problems.
@@ -139,7 +167,7 @@ func writeProblem(c *fiber.Ctx, p *Problem) error {
 	}
 	secureHeaders(c)
 	c.Set(fiber.HeaderContentType, "application/problem+json")
-	if s := catalogue[p.Code].RetryAfter; s > 0 {
+	if s := p.retrySeconds(); s > 0 {
 		c.Set(fiber.HeaderRetryAfter, strconv.Itoa(s))
 	}
 	if p.Status == http.StatusUnauthorized {

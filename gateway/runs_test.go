@@ -403,3 +403,15 @@ func TestQueueFull(t *testing.T) {
 		t.Errorf("%d %v %+v", a.StatusCode, a.Header, p)
 	}
 }
+
+// Where the store knows when there will be room, the header says so in whole seconds, rounded up.
+func TestQueueFullTellsWhenThereIsRoom(t *testing.T) {
+	store := &fakeStore{admit: func(run.Admission) (run.Run, bool, error) {
+		return run.Run{}, false, fmt.Errorf("admit: %w", &run.QueueFullError{RetryAfter: 12_340 * time.Millisecond})
+	}}
+	s := serve(t, Config{}, Deps{Store: store})
+	a := s.do(t, "POST", "/v1/runs", `{"command":"true"}`, "Authorization", "Bearer "+memberSecret)
+	if p := a.problem(t); p.Code != CodeQueueFull || a.Header.Get("Retry-After") != "13" || !strings.Contains(p.Detail, "12.3s") {
+		t.Errorf("%d, Retry-After %q, %+v", a.StatusCode, a.Header.Get("Retry-After"), p)
+	}
+}

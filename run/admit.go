@@ -23,7 +23,7 @@ var admitScript = loadScript("admit")
 // idempotency key that was used in the last 24 hours for the same request it returns that run as it is now, replayed.
 // Errors, each without any effect: ErrIdempotencyConflict (the key was used for another request), ErrBudget (the hold
 // cannot pay the first slice of compute), ErrInsufficientFunds, ErrQueueFull (of the
-// organisation or of its key), ErrNotFound (no such organisation),
+// organisation or of its key; a *QueueFullError), ErrNotFound (no such organisation),
 // ErrRange, ErrUnavailable (repeat the call: with the key nothing happens twice).
 //
 // Script admit.lua.
@@ -61,7 +61,7 @@ func (s *Store) Admit(ctx context.Context, a Admission) (r Run, replayed bool, e
 	prefix, suffix := k.runAround()
 	rep, err := s.eval(ctx, admitScript,
 		[]string{k.idem(a.Org, a.IdempotencyKey), k.run(rid), k.runEvents(rid), k.spec(rid), k.org(a.Org), k.queue(a.Org),
-			k.active(a.Org), k.runs(a.Org), k.ring(), k.limits(a.Key), k.parked(a.Org), k.keyParked(a.Key)},
+			k.active(a.Org), k.runs(a.Org), k.ring(), k.limits(a.Key), k.parked(a.Org), k.keyParked(a.Key), k.leases()},
 		k.events(), k.work(), rid, a.Org, now, fingerprint, idempotencyTTL.Milliseconds(), int64(a.Spec.MaxCostMicros),
 		int64(a.FirstSlice), request, spec, flag(a.Spec.ZeroDataRetention), a.Key, s.cfg.QueueLimit, s.cfg.Concurrency,
 		prefix, suffix)
@@ -75,13 +75,20 @@ func (s *Store) Admit(ctx context.Context, a Admission) (r Run, replayed bool, e
 		}
 		return r, true, nil
 	}
+	if rep.code() == "FULL" {
+		return fail(queueFull(rep))
+	}
 	if err := refused(rep); err != nil {
+		return fail(err)
+	}
+	place, err := decodePlace(rep)
+	if err != nil {
 		return fail(err)
 	}
 	if !a.Spec.ZeroDataRetention {
 		kept = a.Spec
 	}
-	return Run{ID: id, Org: a.Org, State: Queued, QueuedAt: time.UnixMicro(now).UTC(), Request: &kept,
+	return Run{ID: id, Org: a.Org, State: Queued, QueuedAt: time.UnixMicro(now).UTC(), Queue: place, Request: &kept,
 		Money: Money{Reserved: a.Spec.MaxCostMicros}}, false, nil
 }
 

@@ -29,6 +29,7 @@ const (
 // QueuedData is the data of a queued event.
 type QueuedData struct {
 	Reserved Micros `json:"reserved_micros"`
+	Place
 }
 
 // MicroVMReadyData is the data of a microvm.ready event.

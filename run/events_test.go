@@ -69,7 +69,7 @@ func TestEventDataHasItsType(t *testing.T) {
 		typ  EventType
 		data any
 	}{
-		{EventQueued, QueuedData{1}}, {EventMicroVMReady, MicroVMReadyData{"m", "i", "kvm"}}, {EventWorkerStarted, WorkerStartedData{true, false}},
+		{EventQueued, QueuedData{Reserved: 1}}, {EventMicroVMReady, MicroVMReadyData{"m", "i", "kvm"}}, {EventWorkerStarted, WorkerStartedData{true, false}},
 		{EventModel, ModelData{Model: "a/b", Charged: 3}}, {EventShell, ShellData{Command: "ls"}}, {EventWeb, CallData{Kind: "fetch"}},
 		{EventConnection, CallData{Kind: "connection"}}, {EventMicroVMDestroyed, MicroVMDestroyedData{Egress{1, 2}}},
 		{EventWorkerDestroyed, Money{Reserved: 1}}, {"failed", EndedData{Tokens: 9, Error: &Error{"a", "b"}}}, {"later", json.RawMessage(`{"x":1}`)}, {"none", nil},

@@ -25,6 +25,14 @@ func (k keys) stain() string  { return k.at("stain") }  // string: a snapshot of
 func (k keys) fence() string  { return k.at("fence") }  // string: written before each WAIT
 func (k keys) scrub() string  { return k.at("scrub") }  // string: a new snapshot was asked for lately
 
+func (k keys) slots() string { return k.at("leases", "slots") } // hash: "runs at once, until" by node
+
+// Beside these the scripts keep, under names with a suffix:
+//
+//	leases:since, org:<org>:active:since      zset: leased runs by the time they were taken
+//	leases:service, org:<org>:service         hash: mean and mean square of how long they were leased, in milliseconds
+//	org:<org>:queue:refused                   zset: refused requests by the time they were told to come again
+
 // Channels.
 func (k keys) events() string  { return k.at("events") }  // every event, whole
 func (k keys) work() string    { return k.at("work") }    // an organisation has work

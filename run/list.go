@@ -69,6 +69,11 @@ func (s *Store) Get(ctx context.Context, org string, id ID) (Run, error) {
 	if err := r.addContents(spec, streams); err != nil {
 		return Run{}, fmt.Errorf("get %s: %w", id, err)
 	}
+	if r.State == Queued {
+		if r.Queue, err = s.placeOf(ctx, r.Org, id); err != nil {
+			return Run{}, fmt.Errorf("get %s: %w", id, err)
+		}
+	}
 	return r, nil
 }
 

@@ -97,6 +97,7 @@ type Run struct {
 	QueuedAt  time.Time  `json:"queued_at"`
 	StartedAt *time.Time `json:"started_at,omitempty"` // microvm.ready
 	EndedAt   *time.Time `json:"ended_at,omitempty"`
+	Queue     *Place     `json:"queue,omitempty"` // while it waits
 	Request   *Spec      `json:"request,omitempty"`
 	Node      string     `json:"node,omitempty"`
 	Machine   string     `json:"machine,omitempty"`

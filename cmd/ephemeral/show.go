@@ -27,7 +27,7 @@ func printEvent(w io.Writer, e run.Event) {
 	line := func(what, detail string) { fmt.Fprintf(w, "%8.3f  %-18s %s\n", e.At/1000, what, detail) }
 	switch d := e.Data.(type) {
 	case run.QueuedData:
-		line("queued", fmt.Sprintf("budget %s reserved", d.Reserved))
+		line("queued", fmt.Sprintf("budget %s reserved%s", d.Reserved, placeLine(d.Place)))
 	case run.MicroVMReadyData:
 		line("microVM ready", fmt.Sprintf("%s, isolation %s", d.Machine, d.Isolation))
 	case run.WorkerStartedData:
@@ -54,6 +54,17 @@ func printEvent(w io.Writer, e run.Event) {
 	default:
 		line(string(e.Type), "")
 	}
+}
+
+// placeLine tells a place in line that is worth telling.
+func placeLine(p run.Place) string {
+	switch {
+	case p.Position <= 1 && (p.Wait == nil || *p.Wait < 1000):
+		return ""
+	case p.Wait == nil:
+		return fmt.Sprintf(", place %d in line", p.Position)
+	}
+	return fmt.Sprintf(", place %d in line, about %.0f s to wait", p.Position, *p.Wait/1000)
 }
 
 func modelLine(d run.ModelData) string {

@@ -1,15 +1,18 @@
 -- admit: idempotency, account check, hold, record, queue and first event, or nothing at all.
 -- KEYS: 1 idempotency, 2 run, 3 events, 4 spec, 5 org, 6 queue, 7 active, 8 runs (index), 9 ring, 10 limits of the API key,
---       11 parked, 12 parked of the key
+--       11 parked, 12 parked of the key, 13 leases
 -- ARGV: 1 events channel, 2 work channel, 3 run id, 4 org id, 5 now, 6 fingerprint ('': no idempotency key),
 --       7 lifetime of the idempotency key (ms), 8 amount to reserve, 9 price of the first compute slice,
 --       10 request as the record keeps it, 11 whole spec ('': the request is whole), 12 '1' zero data retention,
 --       13 API key id, 14 default queue limit (0: none), 15 default concurrency, 16 prefix and 17 suffix of a run's key
--- Returns {'OK'} | {'REPLAY', run id} | {'CONFLICT'} | {'NOTFOUND'} (no such org) | {'BUDGET'} | {'FUNDS'} | {'FULL'}
+-- Returns {'OK'} | {'REPLAY', run id} | {'CONFLICT'} | {'NOTFOUND'} (no such org) | {'BUDGET'} | {'FUNDS'} |
+--         {'FULL', when the request will be let in (microseconds from now; -1: not known)}
+-- OK has two more values: the run's place in line (0: not known) and the microseconds until its turn (-1: not known).
 -- Safe to repeat: by the idempotency key, and by the run id, which the caller makes once.
-local idem, run, events, spec, org, queue, active, runs, ring, limits, parked, keyparked = unpack(KEYS)
+local idem, run, events, spec, org, queue, active, runs, ring, limits, parked, keyparked, leases = unpack(KEYS)
+local k = {leases = leases, active = active, org = org, queue = queue, ring = ring}
 local id, now, amount = ARGV[3], tonumber(ARGV[5]), tonumber(ARGV[8])
-if redis.call('EXISTS', run) == 1 then return {'OK'} end
+if redis.call('EXISTS', run) == 1 then return {'OK', '0', '-1'} end
 if ARGV[6] ~= '' then
   local seen = redis.call('GET', idem)
   if seen then
@@ -18,22 +21,44 @@ if ARGV[6] ~= '' then
     return {'REPLAY', first}
   end
 end
-local o = redis.call('HMGET', org, 'balance', 'held', 'queue_limit')
+local o = redis.call('HMGET', org, 'balance', 'held', 'queue_limit', 'concurrency')
 if not o[1] then return {'NOTFOUND'} end
 if amount < tonumber(ARGV[9]) then return {'BUDGET'} end
 local held = num(o[2])
 if num(o[1]) - held < amount then return {'FUNDS'} end
 local own = num(o[3])
 local limit = own > 0 and own or tonumber(ARGV[14])
-if limit > 0 and redis.call('ZCARD', queue) + redis.call('ZCARD', parked) >= limit then return {'FULL'} end
+local together = num(o[4]) > 0 and num(o[4]) or tonumber(ARGV[15])
+
+-- full refuses. Each one that is refused is told the time of a place of its own: told the same, all but the first would come
+-- in vain. Whoever comes too early and often moves nobody further back than behind all that wait.
+local function full(waiting)
+  local promised = queue .. ':refused'
+  redis.call('ZREMRANGEBYSCORE', promised, '-inf', int(now))
+  local n = math.min(redis.call('ZCARD', promised) + 1, waiting)
+  local wait = awaited(k, ARGV[4], n, together, now)
+  if wait >= 0 then
+    redis.call('ZADD', promised, int(now + wait), id)
+    redis.call('ZREMRANGEBYRANK', promised, 0, -waiting - 1)
+    redis.call('PEXPIRE', promised, ARGV[7])
+  end
+  return {'FULL', int(wait)}
+end
+
+local waiting = redis.call('ZCARD', queue) + redis.call('ZCARD', parked)
+if limit > 0 and waiting >= limit then return full(waiting) end
 local l = redis.call('HMGET', limits, 'concurrency', 'queue', 'slots', 'waiting')
 local atonce, most = num(l[1]), num(l[2])
-if most > 0 and num(l[4]) >= most then return {'FULL'} end
+if most > 0 and num(l[4]) >= most then return full(num(l[4])) end
 
 if ARGV[6] ~= '' then redis.call('SET', idem, ARGV[6] .. ' ' .. id, 'PX', ARGV[7]) end
 redis.call('HSET', org, 'held', int(held + amount))
 local r = {queued = now, at = now, seq = 0}
-emit(events, ARGV[1], id, r, 'queued', now, '{"reserved_micros":' .. int(amount) .. '}', '')
+local place = waiting + 1
+local wait = awaited(k, ARGV[4], place, together, now)
+local data = '{"reserved_micros":' .. int(amount) .. ',"position":' .. int(place)
+if wait >= 0 then data = data .. ',"estimated_wait_ms":' .. string.format('%.0f', wait / 1000) end
+emit(events, ARGV[1], id, r, 'queued', now, data .. '}', '')
 redis.call('HSET', run, 'state', 'queued', 'org', ARGV[4], 'key', ARGV[13], 'token', '0', 'queued_us', int(now),
   'at_us', int(r.at), 'seq', int(r.seq), 'reserved', int(amount), 'charged', '0', 'pending', '0', 'model', '0',
   'web', '0', 'compute', '0', 'zdr', ARGV[12], 'request', ARGV[10])
@@ -63,4 +88,4 @@ else
   redis.call('ZADD', queue, int(now), id)
 end
 relist(queue, active, org, ring, ARGV[4], tonumber(ARGV[15]), ARGV[2])
-return {'OK'}
+return {'OK', int(place), int(wait)}

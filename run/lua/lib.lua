@@ -150,6 +150,93 @@ local function forgive(k, r)
   redis.call('HDEL', k.run, 'warned')
 end
 
+-- Places: a leased run has one, in the cell and in its organisation. Since when, and how long runs keep theirs, is what the
+-- wait of those behind is estimated from. The names are those of the leases, the set of active runs and the organisation
+-- with a suffix; see keys.go.
+
+-- occupy notes that a run has got its place.
+local function occupy(k, id, now)
+  redis.call('ZADD', k.leases .. ':since', int(now), id)
+  redis.call('ZADD', k.active .. ':since', int(now), id)
+end
+
+-- learn adds a time, in milliseconds, to the mean and the mean square of how long places are kept. The last 20 count.
+local function learn(key, ms)
+  local v = redis.call('HMGET', key, 'n', 'mean', 'square')
+  local n = math.min(num(v[1]) + 1, 1000)
+  local w = math.max(1 / n, 0.05)
+  redis.call('HSET', key, 'n', int(n), 'mean', string.format('%.6f', num(v[2]) + w * (ms - num(v[2]))),
+    'square', string.format('%.6f', num(v[3]) + w * (ms * ms - num(v[3]))))
+end
+
+-- vacate notes that a run has left its place; used: it had it until its end, and so tells how long places are kept.
+local function vacate(k, id, now, used)
+  local since = redis.call('ZSCORE', k.leases .. ':since', id)
+  if not since then return end
+  redis.call('ZREM', k.leases .. ':since', id)
+  redis.call('ZREM', k.active .. ':since', id)
+  if used then
+    local ms = math.max(0, now - tonumber(since)) / 1000
+    learn(k.leases .. ':service', ms)
+    learn(k.org .. ':service', ms)
+  end
+end
+
+-- departure is after how many milliseconds the n-th place is given up, of which c are held, some since the times in the set;
+-- nil when nobody knows how long places are kept. What all keep equally long ends in order; what ends at random ends evenly.
+local function departure(n, c, since, service, now)
+  local v = redis.call('HMGET', service, 'mean', 'square')
+  if not v[1] then return nil end
+  local mean = num(v[1])
+  local rounds, at = math.floor((n - 1) / c), (n - 1) % c
+  local left = mean
+  local held = redis.call('ZRANGE', since, at, at, 'WITHSCORES')
+  if held[2] then left = math.max(0, mean - (now - tonumber(held[2])) / 1000) end
+  local random = 1
+  if mean > 0 then random = math.min(1, math.max(0, num(v[2]) / (mean * mean) - 1)) end
+  return (1 - random) * (rounds * mean + left) + random * n * mean / c
+end
+
+-- capacity is how many runs all nodes together take at once, as far as they have said so.
+local function capacity(k, now)
+  local sum = 0
+  local all = redis.call('HGETALL', k.leases .. ':slots')
+  for i = 2, #all, 2 do
+    local slots, till = string.match(all[i], '^(%d+) (%d+)$')
+    if slots and tonumber(till) > now then sum = sum + tonumber(slots) end
+  end
+  return math.max(sum, redis.call('ZCARD', k.leases), 1)
+end
+
+-- ahead is how many runs of the cell are taken until the place-th of the organisation is: organisations take turns.
+local function ahead(k, org, place)
+  local others = redis.call('ZRANGE', k.ring, 0, 99)
+  local n = place
+  for _, other in ipairs(others) do
+    if other ~= org then
+      local queue = string.gsub(k.queue, ':org:' .. string.gsub(org, '%-', '%%-') .. ':', ':org:' .. other .. ':')
+      n = n + math.min(place, redis.call('ZCARD', queue))
+    end
+  end
+  return n
+end
+
+-- awaited is after how many whole microseconds the place-th of the organisation's waiting runs gets its turn; -1: not known.
+-- k: leases, active, org (keys), queue, ring; limit: of the organisation's runs at once.
+local function awaited(k, org, place, limit, now)
+  local cell, own = 0, 0
+  local c = capacity(k, now)
+  local n = ahead(k, org, place) - (c - redis.call('ZCARD', k.leases))
+  if n > 0 then cell = departure(n, c, k.leases .. ':since', k.leases .. ':service', now) end
+  n = place - math.max(0, limit - redis.call('SCARD', k.active))
+  if n > 0 then
+    own = departure(n, limit, k.active .. ':since', k.org .. ':service', now)
+      or departure(n, limit, k.active .. ':since', k.leases .. ':service', now)
+  end
+  if not cell or not own then return -1 end
+  return math.floor(math.max(cell, own) * 1000)
+end
+
 -- finish ends a run: closing events, hold settled, ledger entry, queue, lease and ring tidied, retention started.
 -- f: state, at (of the state), now (of the settlement), sum (of the stages known, from queued_us on), stored and live
 -- (data of the event named after the state), outcome (what the record keeps of how it ended).
@@ -187,6 +274,7 @@ local function finish(k, c, id, r, f)
   redis.call('DEL', k.names)
   if waited then redis.call('ZREM', k.queue, id) else redis.call('SREM', k.active, id) end
   redis.call('ZREM', k.leases, id)
+  vacate(k, id, f.now, true)
   uncount(k, id, r, waited)
   for _, key in ipairs({k.run, k.events, k.calls, k.spec, k.output, k.stdout, k.stderr}) do
     redis.call('PEXPIRE', key, c.ttl)
@@ -205,6 +293,7 @@ local function requeue(k, c, id, r)
   redis.call('HDEL', k.run, 'node', 'taken_us', 'lease_us')
   redis.call('SREM', k.active, id)
   redis.call('ZREM', k.leases, id)
+  vacate(k, id, 0, false)
   redis.call('ZADD', k.queue, int(r.queued), id)
   if r.counted then redis.call('HINCRBY', (keyed(k, r)), 'waiting', 1) end
   relist(k.queue, k.active, k.org, k.ring, r.org, c.limit, c.work)

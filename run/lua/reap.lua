@@ -12,6 +12,7 @@ local r = load(k.run)
 if not r then
   redis.call('ZREM', k.leases, id)
   redis.call('SREM', k.active, id)
+  vacate(k, id, now, false)
   return {'SKIP'}
 end
 if not leased(r, tonumber(ARGV[4])) then return {'SKIP'} end

@@ -76,6 +76,7 @@ for _ = 1, 100 do
         redis.call('ZREM', k.queue, id)
         redis.call('SADD', k.active, id)
         redis.call('ZADD', leases, ARGV[5], id)
+        occupy(k, id, now)
         redis.call('SET', answer, org .. ' ' .. id .. ' ' .. int(r.token), 'PX', ARGV[6])
         if r.counted then redis.call('HINCRBY', (keyed(k, r)), 'waiting', -1) end
         if r.zdr then unhide(k.run, k.spec, k.stain) end

@@ -3,6 +3,7 @@ package pool
 import (
 	"errors"
 	"fmt"
+	"time"
 )
 
 // ErrFilling: the pool has not made its first machines yet.
@@ -13,10 +14,21 @@ var ErrFilling = errors.New("the pool is being filled for the first time")
 func (p *Pool[M]) Ready() error {
 	s := p.Stats()
 	if s.Circuit != CircuitClosed {
-		return fmt.Errorf("making machines fails: %s", s.CircuitReason)
+		return &unreadyError{fmt.Sprintf("making machines fails: %s", s.CircuitReason), max(0, s.CircuitUntil.Sub(p.clock.Now()))}
 	}
 	if least := int64(p.Config().MinReady); s.Made < least {
 		return fmt.Errorf("%w: %d of %d", ErrFilling, s.Made, least)
 	}
 	return nil
 }
+
+// unreadyError knows when the pool tries again.
+type unreadyError struct {
+	reason string
+	after  time.Duration
+}
+
+func (e *unreadyError) Error() string { return e.reason }
+
+// RetryAfter is when the pool tries again; 0: now.
+func (e *unreadyError) RetryAfter() time.Duration { return e.after }
