@@ -13,6 +13,9 @@ const idempotencyTTL = 24 * time.Hour
 // maxSpecBytes bounds the request of one run, files included, as JSON.
 const maxSpecBytes = 64 << 20
 
+// maxRetentionSeconds bounds the retention that a request or an organisation may ask for: ten years.
+const maxRetentionSeconds = 10 * 365 * 86400
+
 var keyIDPattern = regexp.MustCompile(`^[A-Za-z0-9_-]{0,64}$`)
 
 var fingerprintPattern = regexp.MustCompile(`^[!-~]{1,128}$`)
@@ -64,7 +67,7 @@ func (s *Store) Admit(ctx context.Context, a Admission) (r Run, replayed bool, e
 			k.active(a.Org), k.runs(a.Org), k.ring(), k.limits(a.Key), k.parked(a.Org), k.keyParked(a.Key), k.leases()},
 		k.events(), k.work(), rid, a.Org, now, fingerprint, idempotencyTTL.Milliseconds(), int64(a.Spec.MaxCostMicros),
 		int64(a.FirstSlice), request, spec, flag(a.Spec.ZeroDataRetention), a.Key, s.cfg.QueueLimit, s.cfg.Concurrency,
-		prefix, suffix)
+		prefix, suffix, (time.Duration(a.Spec.RetentionSeconds) * time.Second).Milliseconds())
 	if err != nil {
 		return fail(err)
 	}
@@ -101,6 +104,8 @@ func (a Admission) check() error {
 		return fmt.Errorf("API key id %.80q: %w", a.Key, ErrRange)
 	case a.Spec.MaxCostMicros <= 0 || a.Spec.MaxCostMicros > maxMicros:
 		return fmt.Errorf("hold of %d micro-dollars: %w", a.Spec.MaxCostMicros, ErrRange)
+	case a.Spec.RetentionSeconds < 0 || a.Spec.RetentionSeconds > maxRetentionSeconds:
+		return fmt.Errorf("retention of %d seconds: %w", a.Spec.RetentionSeconds, ErrRange)
 	case a.FirstSlice < 0 || a.FirstSlice > maxMicros:
 		return fmt.Errorf("first slice of %d micro-dollars: %w", a.FirstSlice, ErrRange)
 	case a.IdempotencyKey != "" && !fingerprintPattern.MatchString(a.Fingerprint):

@@ -21,7 +21,7 @@ func (sp Spec) split() (kept Spec, whole bool) {
 	}
 	files := make([]File, len(sp.Files))
 	for i, f := range sp.Files {
-		files[i] = File{Path: f.Path, Encoding: f.Encoding}
+		files[i] = File{Path: f.Path, Encoding: f.Encoding, Mode: f.Mode}
 	}
 	sp.Files = files
 	return sp, false
@@ -30,7 +30,7 @@ func (sp Spec) split() (kept Spec, whole bool) {
 // bare is the spec without content.
 func (sp Spec) bare() Spec {
 	return Spec{Model: sp.Model, Web: sp.Web, Shell: sp.Shell, TimeoutSeconds: sp.TimeoutSeconds,
-		MaxCostMicros: sp.MaxCostMicros, ZeroDataRetention: sp.ZeroDataRetention}
+		MaxCostMicros: sp.MaxCostMicros, ZeroDataRetention: sp.ZeroDataRetention, RetentionSeconds: sp.RetentionSeconds}
 }
 
 // bareData is the data of an event without content.
@@ -40,6 +40,11 @@ func bareData(data any) any {
 		d.Command, d.Output, d.Encoding = "", "", ""
 		return d
 	case *ShellData:
+		return bareData(*d)
+	case FilesData:
+		d.Names = nil
+		return d
+	case *FilesData:
 		return bareData(*d)
 	case CallData:
 		d.Target, d.Error = "", ""

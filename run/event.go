@@ -22,6 +22,7 @@ const (
 	EventWeb              EventType = "web"               // Data: CallData
 	EventConnection       EventType = "connection"        // Data: CallData
 	EventBudgetWarning    EventType = "budget.warning"    // Data: BudgetWarningData
+	EventFiles            EventType = "files"             // Data: FilesData; only where there is something to tell
 	EventMicroVMDestroyed EventType = "microvm.destroyed" // Data: MicroVMDestroyedData
 	EventWorkerDestroyed  EventType = "worker.destroyed"  // Data: Money; the last event of every run
 )
@@ -67,6 +68,12 @@ type ShellData struct {
 	Encoding  string  `json:"encoding,omitempty"` // "" or "base64", of Output
 	Bytes     int64   `json:"bytes"`              // written in all
 	Truncated bool    `json:"truncated,omitempty"`
+}
+
+// FilesData is the data of a files event. Files is content.
+type FilesData struct {
+	Files
+	Names []Artifact `json:"names,omitempty"` // the first 100
 }
 
 // CallData is the data of web and connection events.

@@ -78,7 +78,7 @@ func (e NewEvent) name(stored string) string {
 // forms are the event's data as JSON: as stored, and as published where that differs.
 func (e NewEvent) forms(zdr bool) (stored, live string, err error) {
 	switch e.Type {
-	case EventWorkerStarted, EventModel, EventShell, EventWeb, EventConnection, EventMicroVMDestroyed:
+	case EventWorkerStarted, EventModel, EventShell, EventWeb, EventConnection, EventFiles, EventMicroVMDestroyed:
 	default:
 		return "", "", fmt.Errorf("event %.40q is not appended: %w", e.Type, ErrRange)
 	}
@@ -166,6 +166,8 @@ func decodeData(t EventType, raw json.RawMessage) (any, error) {
 		return decodeAs[ShellData](raw)
 	case EventWeb, EventConnection:
 		return decodeAs[CallData](raw)
+	case EventFiles:
+		return decodeAs[FilesData](raw)
 	case EventBudgetWarning:
 		return decodeAs[BudgetWarningData](raw)
 	case EventMicroVMDestroyed:

@@ -24,6 +24,8 @@ func (k keys) leases() string { return k.at("leases") } // zset: leased runs by 
 func (k keys) stain() string  { return k.at("stain") }  // string: a snapshot of Redis holds content that must go
 func (k keys) fence() string  { return k.at("fence") }  // string: written before each WAIT
 func (k keys) scrub() string  { return k.at("scrub") }  // string: a new snapshot was asked for lately
+func (k keys) forget() string { return k.at("forget") } // string: when a new snapshot was last due without a reason
+func (k keys) due() string    { return k.at("due") }    // zset: runs whose content is to be erased, by when (ms)
 
 func (k keys) slots() string { return k.at("leases", "slots") } // hash: "runs at once, until" by node
 
@@ -81,15 +83,19 @@ func (k keys) output(id string) string    { return k.at("run", id, "output") } /
 func (k keys) stdout(id string) string    { return k.at("run", id, "stdout") } // string: raw bytes
 func (k keys) stderr(id string) string    { return k.at("run", id, "stderr") } // string: raw bytes
 
+// left lists the files that a run left, as JSON; content is what is in them, one after the other.
+func (k keys) left(id string) string    { return k.at("run", id, "left") }    // string
+func (k keys) content(id string) string { return k.at("run", id, "content") } // string: raw bytes
+
 // names remembers which events were appended, until the run ends.
 func (k keys) names(id string) string { return k.at("run", id, "names") } // set: hashes of events
 
-// closing lists the keys that ending a run touches, in the order that the scripts expect (closing() in lib.lua). The last
-// two have <key> in the place of the API key's id, which the run's record holds.
+// closing lists the keys that ending a run touches, in the order that the scripts expect (closing() in lib.lua). Those
+// of the API key have <key> in the place of the API key's id, which the run's record holds.
 func (k keys) closing(org, id string) []string {
 	return []string{k.run(id), k.runEvents(id), k.calls(id), k.spec(id), k.output(id), k.stdout(id), k.stderr(id),
 		k.org(org), k.queue(org), k.active(org), k.ledger(org), k.leases(), k.ring(), k.names(id), k.stain(), k.entries(org),
-		k.parked(org), k.limits("<key>"), k.keyParked("<key>")}
+		k.parked(org), k.limits("<key>"), k.keyParked("<key>"), k.left(id), k.content(id), k.due()}
 }
 
 // runAround is what stands before and after a run's id in the key of its record.

@@ -8,7 +8,7 @@ import (
 // maxQueueLimit bounds the queue limits that can be set.
 const maxQueueLimit = 1_000_000
 
-var limitOrgScript, limitKeyScript = loadScript("limitorg"), loadScript("limitkey")
+var limitOrgScript, limitKeyScript, retainOrgScript = loadScript("limitorg"), loadScript("limitkey"), loadScript("retainorg")
 
 // Limits are how many runs may be at work at once and how many may wait. 0: the default for an organisation, none for an
 // API key, whose organisation's limits hold in any case.
@@ -42,6 +42,27 @@ func (s *Store) LimitOrg(ctx context.Context, org string, l Limits) (Org, error)
 	}
 	if err != nil {
 		return Org{}, fmt.Errorf("limit organisation %s: %w", org, err)
+	}
+	return s.Org(ctx, org)
+}
+
+// RetainOrg sets how many seconds after the end of a run its content is erased: of runs that end from now on, where they do
+// not ask for less themselves. 0: content stays as long as the record. ErrNotFound, ErrRange.
+//
+// Script retainorg.lua.
+func (s *Store) RetainOrg(ctx context.Context, org string, seconds int) (Org, error) {
+	switch {
+	case !orgPattern.MatchString(org):
+		return Org{}, fmt.Errorf("retention of organisation %.64q: %w", org, ErrNotFound)
+	case seconds < 0 || seconds > maxRetentionSeconds:
+		return Org{}, fmt.Errorf("retention of %d seconds, want 0 to %d: %w", seconds, maxRetentionSeconds, ErrRange)
+	}
+	r, err := s.eval(ctx, retainOrgScript, []string{s.keys.org(org)}, int64(seconds)*1000)
+	if err == nil {
+		err = refused(r)
+	}
+	if err != nil {
+		return Org{}, fmt.Errorf("retention of organisation %s: %w", org, err)
 	}
 	return s.Org(ctx, org)
 }

@@ -189,7 +189,8 @@ func (s *Store) records(ctx context.Context, org string, ids []string) ([]*Run, 
 }
 
 // Delete erases the content of an ended run for good: prompt, command, files, metadata, outputs and event text. States,
-// times and money stay, since the account rests on them, until retention ends. Again changes nothing. ErrState before
+// times and money stay, since the account rests on them, until retention ends. Files of Redis forget it when a node has
+// had them rewritten, see Reap. Again changes nothing. ErrState before
 // the run has ended; ErrNotFound as for Get.
 //
 // Script erase.lua.
@@ -232,13 +233,14 @@ func (s *Store) erase(ctx context.Context, org string, id ID) (again bool, err e
 	if err != nil {
 		return false, err
 	}
-	args := []any{owner, mustEncode(r.Request.bare()), kept}
+	args := []any{string(id), owner, mustEncode(r.Request.bare()), kept}
 	for _, e := range events {
 		e.Data = bareData(e.Data)
 		args = append(args, mustEncode(e))
 	}
 	k := string(id)
-	rep, err := s.eval(ctx, eraseScript, []string{s.keys.run(k), s.keys.runEvents(k), s.keys.spec(k), s.keys.output(k), s.keys.stdout(k), s.keys.stderr(k)}, args...)
+	rep, err := s.eval(ctx, eraseScript, []string{s.keys.run(k), s.keys.runEvents(k), s.keys.spec(k), s.keys.output(k), s.keys.stdout(k), s.keys.stderr(k),
+		s.keys.left(k), s.keys.content(k), s.keys.due(), s.keys.stain()}, args...)
 	if err != nil {
 		return false, err
 	}

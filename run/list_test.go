@@ -123,8 +123,18 @@ func (f *fixture) withCanary(canary string, zdr bool) ID {
 		NewEvent{Type: EventShell, At: at, Data: &ShellData{Command: canary, Output: canary, ExitCode: 1}, Redacted: ShellData{ExitCode: 1}},
 		NewEvent{Type: EventModel, At: at, Data: ModelData{Error: canary, Status: 500}},
 		NewEvent{Type: EventWeb, At: at, Data: CallData{Target: canary, Error: canary, Status: 200}}))
+	var left *Files
+	if !zdr {
+		left = &Files{Count: 1, Bytes: int64(len(canary))}
+		w := f.Artifacts(l)
+		f.must(w.Begin(canary, 0o644))
+		f.must(w.Write(f.ctx, []byte(canary)))
+		names, err := w.Commit(f.ctx)
+		f.must(err)
+		f.must(f.Append(f.ctx, l, NewEvent{Type: EventFiles, At: at, Data: FilesData{Files: *left, Names: names}}))
+	}
 	exit := 4
-	done, err := f.Settle(f.ctx, l, Outcome{At: at, State: Failed, Error: &Error{Code: "model_error", Detail: canary},
+	done, err := f.Settle(f.ctx, l, Outcome{At: at, State: Failed, Files: left, Error: &Error{Code: "model_error", Detail: canary},
 		Result: &Result{Output: canary, ExitCode: &exit, Stdout: NewStream([]byte(canary), 99), Stderr: NewStream([]byte(canary+"\xff"), 99)}})
 	f.must(err)
 	if zdr {
@@ -152,6 +162,11 @@ func TestDeleteErasesContent(t *testing.T) {
 	f.same(*r.Result.ExitCode, 4)
 	f.same(r.Error, &Error{Code: "model_error"})
 	f.same(f.types(id), before)
+	f.same(r.Erased, true)
+	f.same(r.Files, &Files{Count: 1, Bytes: int64(len(canary))})
+	list, err := f.ListArtifacts(f.ctx, "o", id)
+	f.must(err)
+	f.same(len(list), 0)
 	if ttl := f.rdb.PTTL(f.ctx, f.keys.runEvents(string(id))).Val(); ttl < 719*time.Hour {
 		t.Errorf("events live %v", ttl)
 	}

@@ -16,8 +16,9 @@ import (
 type Org struct {
 	ID          string    `json:"id"`
 	Name        string    `json:"name"`
-	Concurrency int       `json:"concurrency"`          // runs at once; 0: the default
-	QueueLimit  int       `json:"queue_limit,omitzero"` // runs that may wait; 0: the default; set by LimitOrg
+	Concurrency int       `json:"concurrency"`                // runs at once; 0: the default
+	QueueLimit  int       `json:"queue_limit,omitzero"`       // runs that may wait; 0: the default; set by LimitOrg
+	Retention   int       `json:"retention_seconds,omitzero"` // content is erased so long after a run's end; 0: with the record; set by RetainOrg
 	CreatedAt   time.Time `json:"created_at"`
 }
 
@@ -86,6 +87,9 @@ func (s *Store) Org(ctx context.Context, id string) (Org, error) {
 	}
 	d := decoder{f: f}
 	o := Org{ID: id, Name: f["name"], Concurrency: int(d.int("concurrency")), CreatedAt: d.time("created_us")}
+	if f["retention_ms"] != "" {
+		o.Retention = int(d.int("retention_ms") / 1000)
+	}
 	if f["queue_limit"] != "" {
 		o.QueueLimit = int(d.int("queue_limit"))
 	}

@@ -22,7 +22,7 @@ var reapScript = loadScript("reap")
 // that never started ends so too, costing nothing, under zero data retention, since only its node had the content, and when
 // it has lost five nodes. It returns how many were
 // requeued and how many ended. Any node may call it at any time, many at once; clocks of a cell must agree to within a
-// fraction of a lease. It also has snapshots replaced that hold content which may not be kept.
+// fraction of a lease. It also erases content whose retention is over, and has snapshots replaced that hold content which may not be kept.
 //
 // Script reap.lua.
 func (s *Store) Reap(ctx context.Context, deadNode string) (requeued, lost int, err error) {
@@ -44,7 +44,7 @@ func (s *Store) Reap(ctx context.Context, deadNode string) (requeued, lost int, 
 		}
 		errs = append(errs, err) // one damaged run must not keep the others
 	}
-	errs = append(errs, s.scrub(ctx))
+	errs = append(errs, s.eraseDue(ctx), s.scrub(ctx))
 	if err := errors.Join(errs...); err != nil {
 		return requeued, lost, fmt.Errorf("reap: %w", err)
 	}

@@ -12,6 +12,7 @@ type outcome struct {
 	Usage  Usage       `json:"usage"`
 	Stages []stage     `json:"stages,omitempty"`
 	Egress Egress      `json:"egress"`
+	Files  *Files      `json:"files,omitempty"`
 	Error  *Error      `json:"error,omitempty"`
 	Result *resultMeta `json:"result,omitempty"`
 }
@@ -37,7 +38,7 @@ type streamMeta struct {
 
 // newOutcome is what to keep of how a run ended. Without content no output is kept, not even that there was one.
 func newOutcome(o Outcome, zdr bool) outcome {
-	kept := outcome{Usage: o.Usage, Egress: o.Egress, Error: o.Error}
+	kept := outcome{Usage: o.Usage, Egress: o.Egress, Files: o.Files, Error: o.Error}
 	for _, st := range o.Stages {
 		kept.Stages = append(kept.Stages, stage{Name: st.Name, Us: stageMicros(st.Ms)})
 	}
@@ -84,7 +85,7 @@ func decodeRun(id ID, f map[string]string) (Run, error) {
 	d := decoder{f: f}
 	r := Run{ID: id, Org: f["org"], State: State(f["state"]), QueuedAt: d.time("queued_us"),
 		StartedAt: d.optional("started_us"), EndedAt: d.optional("ended_us"), Node: f["node"], Machine: f["machine"],
-		Image: f["image"], Isolation: f["isolation"],
+		Image: f["image"], Isolation: f["isolation"], ContentUntil: d.optional("until_us"), Erased: f["erased"] == "1",
 		Money: Money{Reserved: d.money("reserved"), Charged: d.money("charged"), Model: d.money("model"), Web: d.money("web"), Compute: d.money("compute")}}
 	if r.State.Terminal() {
 		r.Money.Released = d.money("released")
@@ -113,7 +114,7 @@ func (r *Run) decodeOutcome(raw string, taken *time.Time) error {
 	if r.EndedAt == nil {
 		return fmt.Errorf("state %s without an end", r.State)
 	}
-	r.Usage, r.Egress, r.Error = o.Usage, o.Egress, o.Error
+	r.Usage, r.Egress, r.Files, r.Error = o.Usage, o.Egress, o.Files, o.Error
 	r.Stages = stagesOf(o, r.EndedAt.Sub(r.QueuedAt).Microseconds(), taken, r.QueuedAt)
 	if m := o.Result; m != nil {
 		r.Result = &Result{ExitCode: m.ExitCode, Stdout: m.Stdout.stream(), Stderr: m.Stderr.stream()}

@@ -79,6 +79,7 @@ type Spec struct {
 	TimeoutSeconds    int               `json:"timeout_seconds"` // counted from microvm.ready; time in the queue does not count
 	MaxCostMicros     Micros            `json:"max_cost_micros"` // the hard cap; reserved in full at admission
 	ZeroDataRetention bool              `json:"zero_data_retention"`
+	RetentionSeconds  int               `json:"retention_seconds,omitempty"` // content is erased so long after the end; 0: no sooner than the rest
 	Metadata          map[string]string `json:"metadata,omitempty"`
 }
 
@@ -87,6 +88,7 @@ type File struct {
 	Path     string `json:"path"`               // relative, no "..", slashes
 	Content  string `json:"content"`            // text, or base64 (RFC 4648) when Encoding says so
 	Encoding string `json:"encoding,omitempty"` // "" (UTF-8 text) or "base64"
+	Mode     string `json:"mode,omitempty"`     // permission bits, octal, e.g. "0755"; empty: "0644"
 }
 
 // Run is the record of one run. Fields that carry content are empty under zero data retention.
@@ -108,7 +110,11 @@ type Run struct {
 	Stages    []Stage    `json:"stages,omitempty"` // in order; their sum is the run's wall time
 	Egress    Egress     `json:"egress"`
 	Result    *Result    `json:"result,omitempty"`
+	Files     *Files     `json:"files,omitempty"` // what the run left in out/; nil: nothing
 	Error     *Error     `json:"error,omitempty"`
+
+	ContentUntil *time.Time `json:"content_until,omitempty"` // when the content is erased, where that is sooner than the record
+	Erased       bool       `json:"erased,omitempty"`        // the content was erased
 }
 
 // Money is what a run reserved and what became of it: Charged = Model + Web + Compute, and once the run is settled

@@ -92,6 +92,7 @@ type Outcome struct {
 	Stages []Stage // without the last, "settle", which the store adds so that the sum is the wall time
 	Egress Egress
 	Result *Result
+	Files  *Files
 	Error  *Error
 }
 

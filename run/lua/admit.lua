@@ -4,7 +4,8 @@
 -- ARGV: 1 events channel, 2 work channel, 3 run id, 4 org id, 5 now, 6 fingerprint ('': no idempotency key),
 --       7 lifetime of the idempotency key (ms), 8 amount to reserve, 9 price of the first compute slice,
 --       10 request as the record keeps it, 11 whole spec ('': the request is whole), 12 '1' zero data retention,
---       13 API key id, 14 default queue limit (0: none), 15 default concurrency, 16 prefix and 17 suffix of a run's key
+--       13 API key id, 14 default queue limit (0: none), 15 default concurrency, 16 prefix and 17 suffix of a run's key,
+--       18 how long the request wants its content kept after the end (ms; 0: as long as the rest)
 -- Returns {'OK'} | {'REPLAY', run id} | {'CONFLICT'} | {'NOTFOUND'} (no such org) | {'BUDGET'} | {'FUNDS'} |
 --         {'FULL', when the request will be let in (microseconds from now; -1: not known)}
 -- OK has two more values: the run's place in line (0: not known) and the microseconds until its turn (-1: not known).
@@ -62,6 +63,7 @@ emit(events, ARGV[1], id, r, 'queued', now, data .. '}', '')
 redis.call('HSET', run, 'state', 'queued', 'org', ARGV[4], 'key', ARGV[13], 'token', '0', 'queued_us', int(now),
   'at_us', int(r.at), 'seq', int(r.seq), 'reserved', int(amount), 'charged', '0', 'pending', '0', 'model', '0',
   'web', '0', 'compute', '0', 'zdr', ARGV[12], 'request', ARGV[10])
+if ARGV[18] ~= '0' then redis.call('HSET', run, 'retention_ms', ARGV[18]) end
 if ARGV[11] ~= '' then
   redis.call('HSET', run, 'split', '1')
   if ARGV[12] == '1' then

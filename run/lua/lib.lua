@@ -12,7 +12,8 @@ local function num(s) return tonumber(s or 0) or 0 end
 local function closing(k)
   return {run = k[1], events = k[2], calls = k[3], spec = k[4], output = k[5], stdout = k[6], stderr = k[7],
     org = k[8], queue = k[9], active = k[10], ledger = k[11], leases = k[12], ring = k[13], names = k[14],
-    stain = k[15], entries = k[16], parked = k[17], limits = k[18], keyparked = k[19]}
+    stain = k[15], entries = k[16], parked = k[17], limits = k[18], keyparked = k[19],
+    left = k[20], content = k[21], due = k[22]}
 end
 
 -- load reads the fields of a run's record that transitions decide on; nil when there is no such run.
@@ -245,7 +246,7 @@ end
 -- when the books do not fit the record.
 local function finish(k, c, id, r, f)
   if not legal[r.state][f.state] then return 'STATE' end
-  local m = redis.call('HMGET', k.org, 'balance', 'held', 'charged', 'entries')
+  local m = redis.call('HMGET', k.org, 'balance', 'held', 'charged', 'entries', 'retention_ms')
   local balance, held, charged, entries = num(m[1]), num(m[2]), num(m[3]), num(m[4])
   if r.charged + r.pending > r.reserved or r.charged ~= r.model + r.web + r.compute
     or held < r.reserved or balance < r.charged then
@@ -276,8 +277,14 @@ local function finish(k, c, id, r, f)
   redis.call('ZREM', k.leases, id)
   vacate(k, id, f.now, true)
   uncount(k, id, r, waited)
-  for _, key in ipairs({k.run, k.events, k.calls, k.spec, k.output, k.stdout, k.stderr}) do
+  for _, key in ipairs({k.run, k.events, k.calls, k.spec, k.output, k.stdout, k.stderr, k.left, k.content}) do
     redis.call('PEXPIRE', key, c.ttl)
+  end
+  local own, all = num(redis.call('HGET', k.run, 'retention_ms')), num(m[5])
+  local keep = own > 0 and all > 0 and math.min(own, all) or math.max(own, all)
+  if keep > 0 and keep < tonumber(c.ttl) then
+    redis.call('HSET', k.run, 'until_us', int(r.at + 1000 * keep))
+    redis.call('ZADD', k.due, int(math.floor(r.at / 1000) + keep), id)
   end
   r.state = f.state
   relist(k.queue, k.active, k.org, k.ring, r.org, c.limit, c.work)
