@@ -39,7 +39,8 @@ type Runner struct {
 	Image     string        // digest, for the record
 	Isolation string        // for the record
 	Lease     time.Duration // how long the store lets a node own a run without renewing
-	Metrics   *Metrics      // nil: nothing is counted
+	Artifacts ArtifactLimits
+	Metrics   *Metrics // nil: nothing is counted
 	Log       *slog.Logger
 
 	mu      sync.Mutex
@@ -64,6 +65,8 @@ type execution struct {
 
 	usage  usage
 	result *run.Result
+	worked bool // a worker was started
+	files  *run.Files
 }
 
 // Execute implements Executor.
@@ -83,6 +86,7 @@ func (r *Runner) Execute(ctx context.Context, l *run.Lease) {
 	var renewal sync.WaitGroup
 	renewal.Go(func() { x.renew(renewing) })
 	outcome := x.carryOut(ctx)
+	x.collect(ctx)
 	cause := context.Cause(ctx)
 	end(nil)
 	x.destroy(context.WithoutCancel(ctx))
@@ -131,7 +135,7 @@ func giveBack(ctx context.Context, err error) bool {
 	return errors.Is(err, errShutdown) || errors.Is(err, run.ErrUnavailable)
 }
 
-// claim gets a ready machine and pays for the first slice of it.
+// claim gets a ready machine and sets the price of its first slice aside.
 func (x *execution) claim(ctx context.Context) error {
 	m, err := x.Pool.Claim(ctx)
 	if err != nil {
@@ -199,12 +203,16 @@ func (x *execution) recordStart(ctx context.Context) error {
 
 // work runs the command or the prompt.
 func (x *execution) work(ctx context.Context) error {
+	if err := x.meter.charge(ctx); err != nil {
+		return err
+	}
 	spec := &x.lease.Spec
 	if err := x.line.emit(ctx, run.NewEvent{
 		Type: run.EventWorkerStarted, Data: run.WorkerStartedData{Shell: spec.Shell, Web: spec.Web},
 	}); err != nil {
 		return err
 	}
+	x.worked = true
 	if spec.Command != "" {
 		return x.command(ctx)
 	}
@@ -241,6 +249,7 @@ func (x *execution) destroy(ctx context.Context) {
 // but this goroutine waits.
 func (x *execution) settle(ctx context.Context, o run.Outcome) {
 	o.Usage, o.Egress = x.usage.total(), x.usage.egress
+	o.Files = x.files
 	if o.Result == nil {
 		o.Result = x.result
 	}

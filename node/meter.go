@@ -4,13 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/ephemeral-run/ephemeral/run"
 )
 
 // How compute is paid: in slices, each authorised before it begins and captured when it begins. What a run costs is
-// therefore the number of slices it has begun, counted from the claim of its machine.
+// therefore the number of slices it has begun, counted from the claim of its machine; nothing where its worker never
+// started.
 const (
 	// slice is the length of one paid slice of compute.
 	slice = time.Second
@@ -67,8 +69,11 @@ type meter struct {
 	ahead  int        // slices authorised beyond the next one, where the hold allows it
 	paid   int        // slices begun, all of them authorised
 
-	authorised int   // the last slice that is authorised
-	uncaptured []int // begun while the store was away
+	authorised int // the last slice that is authorised
+
+	mu         sync.Mutex
+	due        bool  // charge was called
+	uncaptured []int // begun before that, or while the store was away
 }
 
 // newMeter makes the meter of a run whose hold is reserved.
@@ -86,19 +91,34 @@ func (m *meter) call(n int) run.Call {
 	return run.Call{ID: sliceID(n), Kind: run.KindCompute, Min: m.price, Max: m.price}
 }
 
-// begin pays for the first slice. It returns run.ErrBudget when the hold cannot.
+// begin sets the first slice aside. It returns run.ErrBudget when the hold cannot pay it.
 func (m *meter) begin(ctx context.Context) error {
 	if _, err := m.ledger.Authorize(ctx, m.call(1)); err != nil {
 		return fmt.Errorf("authorise the first compute slice: %w", err)
 	}
-	m.paid, m.authorised = 1, 1
-	return m.capture(ctx, 1)
+	m.paid, m.authorised, m.uncaptured = 1, 1, []int{1}
+	return nil
+}
+
+// charge charges the slices begun so far, and from now on each as it begins: the worker starts. Before that nothing is,
+// so that a run which cannot be started costs nothing.
+func (m *meter) charge(ctx context.Context) error {
+	m.mu.Lock()
+	m.due = true
+	m.mu.Unlock()
+	return m.captureDue(ctx)
 }
 
 // capture charges a slice that begins, and those before it that could not be. While the store is away the charge is
 // remembered for the next slice and for finish: the slice is authorised, so the money is there.
 func (m *meter) capture(ctx context.Context, n int) error {
+	m.mu.Lock()
 	m.uncaptured = append(m.uncaptured, n)
+	m.mu.Unlock()
+	return m.captureDue(ctx)
+}
+
+func (m *meter) captureDue(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), captureTime)
 	defer cancel()
 	if err := m.finish(ctx); !errors.Is(err, run.ErrUnavailable) {
@@ -107,8 +127,14 @@ func (m *meter) capture(ctx context.Context, n int) error {
 	return nil
 }
 
-// finish charges what capture could not. It must have returned nil before the run is settled.
+// finish charges what capture could not. It must have returned nil before the run is settled. Slices of a run whose worker
+// did not start are left to be released.
 func (m *meter) finish(ctx context.Context) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.due {
+		return nil
+	}
 	for len(m.uncaptured) > 0 {
 		n := m.uncaptured[0]
 		if err := m.ledger.Capture(ctx, sliceID(n), m.price); err != nil {

@@ -78,6 +78,9 @@ func TestMeterStopsBeforeTheFirstUnpaidSlice(t *testing.T) {
 	if err := m.begin(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	if err := m.charge(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	start := time.Now()
 	err := m.keep(t.Context(), start)
 	if !errors.Is(err, run.ErrBudget) {
@@ -108,6 +111,9 @@ func TestMeterGivesBackTheSliceThatNeverBegan(t *testing.T) {
 	if err := m.begin(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	if err := m.charge(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(slice-lead/2, cancel) // the second slice is authorised, and has not begun
 	if err := m.keep(ctx, time.Now()); err != nil {
@@ -122,6 +128,9 @@ func TestMeterChargesLaterWhatItCouldNotWhileTheStoreWasAway(t *testing.T) {
 	h := newHold(10_000)
 	m := newMeter(h, 200, h.amount)
 	if err := m.begin(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.charge(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -148,6 +157,9 @@ func TestMeterOutlastsAnAbsenceOfTheStore(t *testing.T) {
 	h := newHold(40_000)
 	m := newMeter(h, 200, h.amount)
 	if err := m.begin(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.charge(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -182,6 +194,9 @@ func TestMeterStopsBeforeTheFirstUnpaidSliceWhenTheStoreHangs(t *testing.T) {
 	if err := m.begin(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	if err := m.charge(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	h.mu.Lock()
 	h.hung = true
 	h.mu.Unlock()
@@ -194,5 +209,35 @@ func TestMeterStopsBeforeTheFirstUnpaidSliceWhenTheStoreHangs(t *testing.T) {
 	}
 	if got := time.Since(start); got >= slice {
 		t.Errorf("stopped %s after the start, which is not before the first unpaid slice at %s", got, slice)
+	}
+}
+
+// TestMeterChargesNothingBeforeTheWorkerStarts: what was begun for a run that could not be started is not charged; for one
+// that starts late it is.
+func TestMeterChargesNothingBeforeTheWorkerStarts(t *testing.T) {
+	for _, starts := range []bool{false, true} {
+		h := newHold(10_000)
+		m := newMeter(h, 200, h.amount)
+		if err := m.begin(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), slice+200*time.Millisecond)
+		defer cancel()
+		if err := m.keep(ctx, time.Now()); err != nil {
+			t.Fatal(err)
+		}
+		want := run.Micros(0)
+		if starts {
+			want = 400
+			if err := m.charge(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := m.finish(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if h.charged != want {
+			t.Errorf("worker started %v: charged %d, want %d", starts, h.charged, want)
+		}
 	}
 }

@@ -1,12 +1,8 @@
 package node
 
 import (
-	"bytes"
 	"context"
-	"encoding/base64"
 	"fmt"
-	"io"
-	"strings"
 
 	"github.com/ephemeral-run/ephemeral/broker"
 	"github.com/ephemeral-run/ephemeral/guestagent/proto"
@@ -78,22 +74,4 @@ func shellData(s guest.Shell) run.ShellData {
 	}
 	d.Output, d.Encoding = encode(s.Output)
 	return d
-}
-
-// putFiles writes the request's files into the machine before the worker starts.
-func (x *execution) putFiles(ctx context.Context) error {
-	for _, f := range x.lease.Spec.Files {
-		var r io.Reader = strings.NewReader(f.Content)
-		if f.Encoding == "base64" {
-			b, err := base64.StdEncoding.DecodeString(f.Content)
-			if err != nil {
-				return fmt.Errorf("file %q: %w", f.Path, err)
-			}
-			r = bytes.NewReader(b)
-		}
-		if err := x.guest.PutFile(ctx, f.Path, 0, r); err != nil {
-			return fmt.Errorf("put file %q: %w", f.Path, err)
-		}
-	}
-	return nil
 }

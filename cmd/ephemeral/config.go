@@ -32,6 +32,7 @@ type settings struct {
 	Redis     redisConfig
 	Gateway   gateway.Config
 	Node      node.Config
+	Artifacts node.ArtifactLimits
 	Broker    broker.Config
 	Provision provision.Config
 	Pool      pool.Config

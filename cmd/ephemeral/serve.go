@@ -105,7 +105,7 @@ func withCell(ctx context.Context, private, machines bool, f func(context.Contex
 		if os.Geteuid() != 0 {
 			return errors.New("machines need root: run this as root (a gateway alone does not: \"ephemeral gateway\")")
 		}
-		if err := errors.Join(s.Provision.Validate(), s.Pool.Validate()); err != nil {
+		if err := errors.Join(s.Provision.Validate(), s.Pool.Validate(), s.Artifacts.Check()); err != nil {
 			return fmt.Errorf("settings: %w", err)
 		}
 	}
