@@ -59,7 +59,7 @@ func TestCalls(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	must(m.api.create(ctx, d.bootConfig(m.spec)))
+	must(m.api.create(ctx, d.bootConfig(m.Spec)))
 	must(m.api.addNet(ctx, nicConfig(vmm.NIC{Tap: "tap", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, File: os.Stdin}), int(os.Stdin.Fd())))
 	must(m.api.boot(ctx))
 	counters, err := m.api.counters(ctx)
@@ -92,7 +92,7 @@ func TestCalls(t *testing.T) {
 // TestInterruptedCall gives up waiting for a call, after which the machine's state is asked for.
 func TestInterruptedCall(t *testing.T) {
 	d, m := fakeProcess(t, chfake.Options{Faults: []chfake.Fault{{Call: "vm.pause", Kind: chfake.Slow, Milliseconds: 300}}})
-	if err := m.api.create(t.Context(), d.bootConfig(m.spec)); err != nil {
+	if err := m.api.create(t.Context(), d.bootConfig(m.Spec)); err != nil {
 		t.Fatal(err)
 	}
 	if err := m.api.boot(t.Context()); err != nil {

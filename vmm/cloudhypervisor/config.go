@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"strings"
 
 	"github.com/ephemeral-run/ephemeral/vmm"
@@ -287,9 +286,4 @@ func visibleNIC(s vmm.Spec) []string {
 		return nil
 	}
 	return tapDirectories
-}
-
-// clean refuses paths that would change their meaning in a URL or a configuration.
-func clean(path string) bool {
-	return filepath.IsAbs(path) && filepath.Clean(path) == path && !strings.ContainsAny(path, "\x00\n?#%")
 }

@@ -2,14 +2,12 @@ package cloudhypervisor
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strconv"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -176,26 +174,3 @@ func (d *Driver) CPUModel() string {
 
 // Close does nothing: the driver keeps nothing between machines.
 func (d *Driver) Close() error { return nil }
-
-// validate refuses a spec before anything is started.
-func validate(s vmm.Spec) error {
-	switch {
-	case s.ID == "" || strings.ContainsAny(s.ID, ",= /"):
-		return fmt.Errorf("machine id %q is invalid", s.ID)
-	case !clean(s.Dir):
-		return fmt.Errorf("machine directory %q is not absolute and plain", s.Dir)
-	case s.Shape.VCPUs < 1 || s.Shape.VCPUs > 64:
-		return fmt.Errorf("%d vCPUs, not 1 to 64", s.Shape.VCPUs)
-	case s.Shape.MemoryMiB < 64 || s.Shape.MemoryMiB > 256<<10:
-		return fmt.Errorf("%d MiB of memory, not 64 to 262144", s.Shape.MemoryMiB)
-	case s.RAM != "" && !clean(s.RAM):
-		return fmt.Errorf("memory file %q is not absolute and plain", s.RAM)
-	case s.Image.RootFS == "" || s.Image.Kernel == "" || s.Image.Initramfs == "":
-		return errors.New("the image has no files")
-	case s.NIC != nil && s.NIC.File == nil && s.NIC.Tap == "":
-		return errors.New("the network card has no tap")
-	case s.Launcher == nil:
-		return errors.New("no launcher")
-	}
-	return nil
-}

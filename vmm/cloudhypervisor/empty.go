@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 
 	"github.com/ephemeral-run/ephemeral/vmm"
+	"github.com/ephemeral-run/ephemeral/vmm/hypervisor"
 )
 
 var _ vmm.EmptyLauncher = (*Driver)(nil)
@@ -22,11 +23,8 @@ func (d *Driver) Restore(ctx context.Context, t vmm.Template, s vmm.Spec) (vmm.M
 // LaunchEmpty launches the process of a clone. It also writes what the process will be told to load: all that can be wrong
 // with a template is found out here.
 func (d *Driver) LaunchEmpty(ctx context.Context, t vmm.Template, s vmm.Spec) (vmm.Empty, error) {
-	s.Image, s.RAM = t.Image, ""
-	if s.Shape == (vmm.Shape{}) {
-		s.Shape = t.Shape
-	}
-	if err := validate(s); err != nil {
+	s = hypervisor.Clone(t, s)
+	if err := hypervisor.Check(s); err != nil {
 		return nil, fmt.Errorf("restore machine %s: %w", s.ID, err)
 	}
 	config, err := d.fit(t, s)
@@ -44,7 +42,7 @@ func (d *Driver) LaunchEmpty(ctx context.Context, t vmm.Template, s vmm.Spec) (v
 	}
 	return vmm.NewEmpty(m, func(ctx context.Context) error {
 		if err := m.restore(ctx, dir); err != nil {
-			return m.abort(m.wrap("restore", err))
+			return m.abort(m.Wrap("restore", err))
 		}
 		return nil
 	}), nil

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,16 +15,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ephemeral-run/ephemeral/vmm"
+	"github.com/ephemeral-run/ephemeral/vmm/hypervisor"
 )
 
 const (
-	// maxStderr is how much of the log a machine keeps, in bytes.
-	maxStderr = 8192
 	// lastEvents is how long the events of an ended process may take to be read, and how long one lives that has closed
 	// its event stream.
 	lastEvents = 2 * time.Second
-	// killTimeout bounds the end of a killed process. Beyond it, it hangs in the kernel.
-	killTimeout = 30 * time.Second
 	// apiBacklog is how many connections wait for the API, of which one is needed.
 	apiBacklog = 4
 	apiName    = "api.sock"
@@ -112,8 +108,8 @@ func (d *Driver) start(ctx context.Context, s vmm.Spec, readOnly, writable []str
 		return nil, errors.Join(fmt.Errorf("pipe for events of machine %s: %w", s.ID, err), h.close())
 	}
 	m := &machine{
-		driver: d, spec: s, hub: h, endpoint: e, api: newClient(e.dial),
-		stderr: &tail{limit: maxStderr}, done: make(chan struct{}), told: make(chan struct{}), turn: make(chan struct{}, 1),
+		Machine: hypervisor.New("Cloud Hypervisor", s),
+		driver:  d, hub: h, endpoint: e, api: newClient(e.dial), told: make(chan struct{}),
 	}
 	c := vmm.Command{
 		Args: []string{
@@ -122,7 +118,6 @@ func (d *Driver) start(ctx context.Context, s vmm.Spec, readOnly, writable []str
 		Files:    []*os.File{e.listener, eventsEnd},
 		ReadOnly: slices.Concat([]string{d.program.Path}, readOnly),
 		Writable: slices.Concat([]string{s.Dir}, writable),
-		Stderr:   m.stderr,
 	}
 	if d.kvm {
 		c.Devices = append(c.Devices, "/dev/kvm")
@@ -130,13 +125,13 @@ func (d *Driver) start(ctx context.Context, s vmm.Spec, readOnly, writable []str
 	if s.NIC != nil && s.NIC.File == nil {
 		c.Devices = append(c.Devices, tunDevice)
 	}
-	m.process, err = s.Launcher.Launch(ctx, c)
+	err = m.Launch(ctx, c)
 	e.launched()
 	_ = eventsEnd.Close()
 	if err != nil {
 		_ = events.Close()
 		e.close()
-		return nil, errors.Join(fmt.Errorf("launch Cloud Hypervisor for machine %s: %w", s.ID, err), h.close())
+		return nil, errors.Join(err, h.close())
 	}
 	go m.follow(events)
 	go m.watch(events)
@@ -163,23 +158,23 @@ func (m *machine) follow(events *os.File) {
 	err := readEvents(events, m.onEvent)
 	close(m.told)
 	if err != nil {
-		m.ended(end{fmt.Sprintf("its events cannot be followed: %v", err), vmm.ErrVMM})
-		_ = m.process.Kill()
+		m.Ended(hypervisor.End{Reason: fmt.Sprintf("its events cannot be followed: %v", err), Err: vmm.ErrVMM})
+		m.Kill()
 		return
 	}
 	timeout := time.NewTimer(lastEvents)
 	defer timeout.Stop()
 	select {
-	case <-m.process.Done():
+	case <-m.Exited():
 	case <-timeout.C: // a reset would go unnoticed
-		m.ended(end{"it closed its event stream", vmm.ErrVMM})
-		_ = m.process.Kill()
+		m.Ended(hypervisor.End{Reason: "it closed its event stream", Err: vmm.ErrVMM})
+		m.Kill()
 	}
 }
 
 // watch sees the process end, for whatever reason, and cleans up.
 func (m *machine) watch(events *os.File) {
-	<-m.process.Done()
+	<-m.Exited()
 	timeout := time.NewTimer(lastEvents)
 	defer timeout.Stop()
 	select {
@@ -190,36 +185,20 @@ func (m *machine) watch(events *os.File) {
 	<-m.told
 	m.api.close()
 	m.endpoint.close()
-	m.cleanErr = m.hub.close()
-	m.err = m.explain()
-	close(m.done)
+	m.Finish(m.explain, m.hub.close())
 }
 
 // explain classes the end of the process.
-func (m *machine) explain() error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	words := strings.TrimSpace(m.stderr.String())
-	if m.closing {
-		return nil
+func (m *machine) explain(told *hypervisor.End, exit error) error {
+	if told != nil && told.Err != nil {
+		return fmt.Errorf("machine %s: %w (%s)", m.ID(), told.Err, told.Reason)
 	}
-	if m.end != nil && m.end.err != nil {
-		return fmt.Errorf("machine %s: %w (%s)", m.spec.ID, m.end.err, m.end.reason)
-	}
-	failure := m.process.Err()
 	// After a failure inside, it shuts the machine down as for a guest that asks for it, and exits with 0. Only the log
 	// tells.
-	if failure == nil && m.end != nil && !failed(words) {
+	if exit == nil && told != nil && !failed(m.Words()) {
 		return nil
 	}
-	err := fmt.Errorf("machine %s: %w", m.spec.ID, vmm.ErrVMM)
-	if failure != nil {
-		err = fmt.Errorf("%w: %w", err, failure)
-	}
-	if words != "" {
-		err = fmt.Errorf("%w: %s", err, words)
-	}
-	return err
+	return m.Failure(exit)
 }
 
 // failed tells whether a log tells of a failure.
@@ -227,35 +206,20 @@ func failed(log string) bool {
 	return strings.Contains(log, "ERROR:") || strings.Contains(log, "panicked at")
 }
 
-// end is how a machine ended, as told by events.
-type end struct {
-	reason string
-	err    error // nil for a shutdown
-}
-
-// ended keeps the first reason.
-func (m *machine) ended(e end) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.end == nil {
-		m.end = &e
-	}
-}
-
 // onEvent keeps what matters: how the guest ends.
 func (m *machine) onEvent(e event) {
 	switch e.String() {
 	case "guest panic":
-		m.ended(end{e.String(), vmm.ErrPanicked})
+		m.Ended(hypervisor.End{Reason: e.String(), Err: vmm.ErrPanicked})
 	case "vm rebooting": // it would be booted again
-		m.ended(end{e.String(), vmm.ErrRebooted})
+		m.Ended(hypervisor.End{Reason: e.String(), Err: vmm.ErrRebooted})
 	case "vm shutdown":
-		m.ended(end{e.String(), nil})
+		m.Ended(hypervisor.End{Reason: e.String(), Err: nil})
 		return // it ends by itself
 	default:
 		return
 	}
-	_ = m.process.Kill()
+	m.Kill()
 }
 
 // abort destroys a machine that did not come up and explains why, with the process's own words when it ended by itself.
@@ -263,9 +227,9 @@ func (m *machine) abort(err error) error {
 	var refused *APIError
 	if !errors.As(err, &refused) && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
 		select { // a process that ends takes its API with it: let its end be the explanation
-		case <-m.done:
-			if m.err != nil {
-				err = fmt.Errorf("%w: %w", err, m.err)
+		case <-m.Done():
+			if end := m.Err(); end != nil {
+				err = fmt.Errorf("%w: %w", err, end)
 			}
 		case <-time.After(lastEvents):
 		}
@@ -274,37 +238,4 @@ func (m *machine) abort(err error) error {
 		err = errors.Join(err, cerr)
 	}
 	return err
-}
-
-// prepareRAM makes the memory file, owned like the machine's directory, if it is not there.
-func prepareRAM(s vmm.Spec, owner int) error {
-	size := int64(s.Shape.MemoryMiB) << 20
-	f, err := os.OpenFile(s.RAM, os.O_RDWR|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
-	if errors.Is(err, os.ErrExist) {
-		info, err := os.Stat(s.RAM)
-		if err != nil {
-			return err
-		}
-		if info.Size() != size {
-			return fmt.Errorf("memory file %s has %d bytes, not %d", s.RAM, info.Size(), size)
-		}
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer func() { _ = f.Close() }()
-	if err := f.Truncate(size); err != nil {
-		return err
-	}
-	return f.Chown(owner, -1)
-}
-
-// ownerOf is the user that a machine's process runs under.
-func ownerOf(dir string) (int, error) {
-	var st unix.Stat_t
-	if err := unix.Lstat(dir, &st); err != nil {
-		return 0, fmt.Errorf("stat %s: %w", filepath.Base(dir), err)
-	}
-	return int(st.Uid), nil
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/ephemeral-run/ephemeral/images"
 	"github.com/ephemeral-run/ephemeral/vmm"
 	"github.com/ephemeral-run/ephemeral/vmm/cloudhypervisor/chfake"
+	"github.com/ephemeral-run/ephemeral/vmm/hypervisor"
 	"github.com/ephemeral-run/ephemeral/vmm/vmmtest"
 )
 
@@ -148,7 +149,7 @@ func runTable(t *testing.T, program string, img images.Image, boots bool) {
 	s := vmm.Spec{
 		ID: "table", Dir: dir, Image: img, Shape: vmm.Shape{VCPUs: 1, MemoryMiB: 128}, RAM: filepath.Join(dir, "ram"), Launcher: &vmmtest.Launcher{},
 	}
-	if err := errors.Join(prepareRAM(s, os.Geteuid()), os.Mkdir(filepath.Join(dir, "snapshot"), 0o700)); err != nil {
+	if err := errors.Join(hypervisor.PrepareRAM(s), os.Mkdir(filepath.Join(dir, "snapshot"), 0o700)); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)

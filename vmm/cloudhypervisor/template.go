@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ephemeral-run/ephemeral/vmm"
+	"github.com/ephemeral-run/ephemeral/vmm/hypervisor"
 )
 
 // Files of a template beside its memory. The names of the first two are Cloud Hypervisor's.
@@ -30,24 +31,20 @@ const (
 
 // Bounds of what is read of a template, in bytes. A configuration has 2 KB, a state 50 KB and more with more vCPUs.
 const (
-	maxConfig   = 256 << 10
-	maxState    = 64 << 20
-	maxManifest = 4096
+	maxConfig = 256 << 10
+	maxState  = 64 << 20
 )
 
-// manifest is what a clone must have in common with the template's machine.
+// manifest is what a clone must have in common with the template's machine, and its files' digests.
 type manifest struct {
-	Version string    `json:"version"`
-	CPU     string    `json:"cpu"`
-	Shape   vmm.Shape `json:"shape"`
-	NIC     bool      `json:"nic"`
-	Config  string    `json:"config_sha256"`
-	State   string    `json:"state_sha256"`
+	hypervisor.Made
+	Config string `json:"config_sha256"`
+	State  string `json:"state_sha256"`
 }
 
 // Boot starts a machine from its image.
 func (d *Driver) Boot(ctx context.Context, s vmm.Spec) (vmm.Machine, error) {
-	if err := validate(s); err != nil {
+	if err := hypervisor.Check(s); err != nil {
 		return nil, fmt.Errorf("boot machine %s: %w", s.ID, err)
 	}
 	for _, path := range []string{s.Image.Kernel, s.Image.Initramfs, s.Image.RootFS} {
@@ -57,11 +54,7 @@ func (d *Driver) Boot(ctx context.Context, s vmm.Spec) (vmm.Machine, error) {
 	}
 	var writable []string
 	if s.RAM != "" {
-		owner, err := ownerOf(s.Dir)
-		if err == nil {
-			err = prepareRAM(s, owner)
-		}
-		if err != nil {
+		if err := hypervisor.PrepareRAM(s); err != nil {
 			return nil, fmt.Errorf("boot machine %s: memory file: %w", s.ID, err)
 		}
 		writable = []string{filepath.Dir(s.RAM)}
@@ -78,7 +71,7 @@ func (d *Driver) Boot(ctx context.Context, s vmm.Spec) (vmm.Machine, error) {
 
 // boot creates and starts the machine in a fresh process.
 func (m *machine) boot(ctx context.Context) error {
-	s := m.spec
+	s := m.Spec
 	if err := m.api.create(ctx, m.driver.bootConfig(s)); err != nil {
 		return err
 	}
@@ -96,10 +89,10 @@ func (m *machine) boot(ctx context.Context) error {
 
 // withTap calls fn with the tap's descriptor, or -1 when there is none to pass on.
 func (m *machine) withTap(fn func(fd int) error) error {
-	if m.spec.NIC == nil || m.spec.NIC.File == nil {
+	if m.Spec.NIC == nil || m.Spec.NIC.File == nil {
 		return fn(-1)
 	}
-	raw, err := m.spec.NIC.File.SyscallConn() // unlike Fd, keeps it from being closed meanwhile
+	raw, err := m.Spec.NIC.File.SyscallConn() // unlike Fd, keeps it from being closed meanwhile
 	if err != nil {
 		return fmt.Errorf("tap: %w", err)
 	}
@@ -112,7 +105,7 @@ func (m *machine) withTap(fn func(fd int) error) error {
 func (m *machine) Snapshot(ctx context.Context, dir string) error {
 	return m.operate(ctx, "snapshot", func(ctx context.Context) error {
 		switch {
-		case m.spec.RAM == "":
+		case m.Spec.RAM == "":
 			return fmt.Errorf("%w: its memory is not in a file", vmm.ErrState)
 		case m.state != statePaused:
 			return fmt.Errorf("%w: it is %s", vmm.ErrState, m.state)
@@ -129,7 +122,7 @@ func (m *machine) Snapshot(ctx context.Context, dir string) error {
 // save has the process write into its own directory, and takes what it wrote from there: it needs no access to the
 // template's, and what it wrote is checked.
 func (m *machine) save(ctx context.Context, dir string) (err error) {
-	from := filepath.Join(m.spec.Dir, snapshotDir)
+	from := filepath.Join(m.Spec.Dir, snapshotDir)
 	if err := os.Mkdir(from, 0o700); err != nil {
 		return err
 	}
@@ -143,7 +136,7 @@ func (m *machine) save(ctx context.Context, dir string) (err error) {
 	if _, err := os.Lstat(filepath.Join(from, memoryFile)); !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("the snapshot has memory of its own (%v)", err)
 	}
-	w := manifest{Version: m.driver.program.Version, CPU: m.driver.CPUModel(), Shape: m.spec.Shape, NIC: m.spec.NIC != nil}
+	w := manifest{Made: m.Made(m.driver)}
 	if w.Config, err = keep(filepath.Join(from, configFile), filepath.Join(dir, configFile), maxConfig); err != nil {
 		return err
 	}
@@ -238,35 +231,12 @@ func writeClone(dir string, config []byte, state string) error {
 
 // fit compares a template with what a clone here would be, and returns the clone's configuration.
 func (d *Driver) fit(t vmm.Template, s vmm.Spec) ([]byte, error) {
-	content, err := readFile(filepath.Join(t.Dir, manifestFile), maxManifest)
-	if err != nil {
-		return nil, err
-	}
 	var got manifest
-	if err := json.Unmarshal(content, &got); err != nil {
-		return nil, fmt.Errorf("read %s: %w", manifestFile, err)
-	}
-	ram, err := os.Stat(t.RAM)
-	if err != nil {
+	if err := hypervisor.ReadManifest(filepath.Join(t.Dir, manifestFile), &got); err != nil {
 		return nil, err
 	}
-	switch {
-	case t.Driver != d.Name():
-		return nil, fmt.Errorf("made by driver %q", t.Driver)
-	case t.Version != d.program.Version:
-		return nil, fmt.Errorf("made with version %s, this is %s", t.Version, d.program.Version)
-	case got.Version != d.program.Version:
-		return nil, fmt.Errorf("made with version %s, this is %s", got.Version, d.program.Version)
-	case got.CPU != d.CPUModel():
-		return nil, fmt.Errorf("made on CPU %q, this is %q", got.CPU, d.CPUModel())
-	case got.Shape != s.Shape:
-		return nil, fmt.Errorf("its shape is %+v, not %+v", got.Shape, s.Shape)
-	case got.NIC != (s.NIC != nil):
-		return nil, fmt.Errorf("network card in the template: %t, in the machine: %t", got.NIC, s.NIC != nil)
-	case !clean(t.RAM) || !clean(t.Dir):
-		return nil, fmt.Errorf("its paths %q and %q are not absolute and plain", t.Dir, t.RAM)
-	case !ram.Mode().IsRegular() || ram.Size() != int64(got.Shape.MemoryMiB)<<20:
-		return nil, fmt.Errorf("its memory is %v of %d bytes, not a file of %d MiB", ram.Mode(), ram.Size(), got.Shape.MemoryMiB)
+	if err := hypervisor.Fit(d, t, got.Made, s); err != nil {
+		return nil, err
 	}
 	state, err := readFile(filepath.Join(t.Dir, stateFile), maxState)
 	if err != nil {

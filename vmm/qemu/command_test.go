@@ -10,6 +10,7 @@ import (
 
 	"github.com/ephemeral-run/ephemeral/images"
 	"github.com/ephemeral-run/ephemeral/vmm"
+	"github.com/ephemeral-run/ephemeral/vmm/hypervisor"
 )
 
 func testSpec() vmm.Spec {
@@ -166,7 +167,7 @@ func TestValidate(t *testing.T) {
 	} {
 		s := testSpec()
 		spoil(&s)
-		if err := validate(s); err == nil {
+		if err := hypervisor.Check(s); err == nil {
 			t.Errorf("%s: valid", name)
 		}
 	}

@@ -7,7 +7,6 @@ package qemu
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -172,24 +171,3 @@ func (d *Driver) CPUModel() string {
 
 // Close gives back what the driver keeps between machines: memory of templates in use. Machines must be closed before.
 func (d *Driver) Close() error { return d.sealed.close() }
-
-// validate refuses a spec before anything is started.
-func validate(s vmm.Spec) error {
-	switch {
-	case s.ID == "" || strings.ContainsAny(s.ID, ",= /"):
-		return fmt.Errorf("machine id %q is invalid", s.ID)
-	case !filepath.IsAbs(s.Dir):
-		return fmt.Errorf("machine directory %q is not absolute", s.Dir)
-	case s.Shape.VCPUs < 1 || s.Shape.VCPUs > 64:
-		return fmt.Errorf("%d vCPUs, not 1 to 64", s.Shape.VCPUs)
-	case s.Shape.MemoryMiB < 64 || s.Shape.MemoryMiB > 256<<10:
-		return fmt.Errorf("%d MiB of memory, not 64 to 262144", s.Shape.MemoryMiB)
-	case s.RAM != "" && !filepath.IsAbs(s.RAM):
-		return fmt.Errorf("memory file %q is not absolute", s.RAM)
-	case s.Image.RootFS == "" || s.Image.Kernel == "" || s.Image.Initramfs == "":
-		return errors.New("the image has no files")
-	case s.Launcher == nil:
-		return errors.New("no launcher")
-	}
-	return nil
-}

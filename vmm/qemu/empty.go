@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 
 	"github.com/ephemeral-run/ephemeral/vmm"
+	"github.com/ephemeral-run/ephemeral/vmm/hypervisor"
 )
 
 var _ vmm.EmptyLauncher = (*Driver)(nil)
@@ -21,11 +22,8 @@ func (d *Driver) Restore(ctx context.Context, t vmm.Template, s vmm.Spec) (vmm.M
 
 // LaunchEmpty launches the QEMU of a clone. It has the template's memory mapped already, and waits for the state.
 func (d *Driver) LaunchEmpty(ctx context.Context, t vmm.Template, s vmm.Spec) (vmm.Empty, error) {
-	s.Image, s.RAM = t.Image, ""
-	if s.Shape == (vmm.Shape{}) {
-		s.Shape = t.Shape
-	}
-	if err := validate(s); err != nil {
+	s = hypervisor.Clone(t, s)
+	if err := hypervisor.Check(s); err != nil {
 		return nil, fmt.Errorf("restore machine %s: %w", s.ID, err)
 	}
 	what, err := d.fit(t, s)
@@ -45,7 +43,7 @@ func (d *Driver) LaunchEmpty(ctx context.Context, t vmm.Template, s vmm.Spec) (v
 		return nil, err
 	}
 	go func() {
-		<-m.done
+		<-m.Done()
 		memory.release()
 	}()
 	return vmm.NewEmpty(m, func(ctx context.Context) error {
@@ -53,7 +51,7 @@ func (d *Driver) LaunchEmpty(ctx context.Context, t vmm.Template, s vmm.Spec) (v
 		if err == nil {
 			return nil
 		}
-		err = m.abort(m.wrap("restore", err))
+		err = m.abort(m.Wrap("restore", err))
 		if ctx.Err() == nil && m.refused() {
 			err = fmt.Errorf("%w: %w", vmm.ErrTemplate, err)
 		}

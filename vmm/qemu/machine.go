@@ -7,53 +7,30 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/ephemeral-run/ephemeral/vmm"
+	"github.com/ephemeral-run/ephemeral/vmm/hypervisor"
 )
 
-const (
-	// maxStderr is how much of QEMU's last words a machine keeps, in bytes.
-	maxStderr = 4096
-	// lastEvents is how long the monitor of an ended QEMU may take to tell its last events.
-	lastEvents = 2 * time.Second
-	// killTimeout bounds the end of a killed QEMU. Beyond it, it hangs in the kernel.
-	killTimeout = 30 * time.Second
-)
+// lastEvents is how long the monitor of an ended QEMU may take to tell its last events.
+const lastEvents = 2 * time.Second
 
 // machine is one QEMU process.
 type machine struct {
-	driver  *Driver
-	spec    vmm.Spec
-	monitor *monitor
-	line    *line
-	process vmm.Process
-	stderr  *tail
-	done    chan struct{} // closed when everything has ended
-	err     error         // valid after done
-
-	// turn has one token, which operations on the machine take: one at a time.
-	turn chan struct{}
-	// What follows belongs to the owner of turn.
-	snapshotted bool
-
-	loaded chan error // the end of a migration
+	*hypervisor.Machine
+	driver      *Driver
+	monitor     *monitor
+	line        *line
+	snapshotted bool       // belongs to who has the machine's turn
+	loaded      chan error // the end of a migration
 
 	mu         sync.Mutex
 	running    bool
-	closing    bool // Close was called
 	loadFailed bool // a migration failed
-	end        *end // what the guest or QEMU said of the end
-}
-
-// end is how a machine ended, as told by events.
-type end struct {
-	reason string
-	err    error // nil for power-off
 }
 
 var _ vmm.Machine = (*machine)(nil)
@@ -72,21 +49,12 @@ func (d *Driver) start(ctx context.Context, s vmm.Spec, build func(*command) (re
 		return nil, err
 	}
 
-	m := &machine{
-		driver: d,
-		spec:   s,
-		stderr: &tail{limit: maxStderr},
-		done:   make(chan struct{}),
-		turn:   make(chan struct{}, 1),
-		loaded: make(chan error, 1),
-	}
+	m := &machine{Machine: hypervisor.New("QEMU", s), driver: d, loaded: make(chan error, 1)}
 	var c command
 	d.boardArgs(&c, s, monitorGuest, lineGuest)
 	readOnly, writable, err := build(&c)
 	if err == nil {
-		launch := d.launchable(&c, s, readOnly, writable)
-		launch.Stderr = m.stderr
-		m.process, err = s.Launcher.Launch(ctx, launch)
+		err = m.Launch(ctx, d.launchable(&c, s, readOnly, writable))
 	}
 	// From here on they are QEMU's alone, so that its end is the end of the connections.
 	_ = monitorGuest.Close()
@@ -94,7 +62,7 @@ func (d *Driver) start(ctx context.Context, s vmm.Spec, build func(*command) (re
 	if err != nil {
 		_ = monitorHost.Close()
 		_ = lineHost.Close()
-		return nil, fmt.Errorf("launch QEMU for machine %s: %w", s.ID, err)
+		return nil, err
 	}
 	m.monitor = newMonitor(monitorHost, m.onEvent)
 	m.line = newLine(lineHost, m.renewLine)
@@ -108,20 +76,16 @@ func (d *Driver) start(ctx context.Context, s vmm.Spec, build func(*command) (re
 // abort destroys a machine that did not come up and explains why, with QEMU's own words when it ended by itself.
 func (m *machine) abort(err error) error {
 	select { // a process that ends takes its monitor with it: let its end be the explanation
-	case <-m.done:
+	case <-m.Done():
 	case <-m.monitor.done:
 		select {
-		case <-m.done:
+		case <-m.Done():
 		case <-time.After(lastEvents):
 		}
 	default:
 	}
-	select {
-	case <-m.done:
-		if m.err != nil {
-			err = m.err
-		}
-	default:
+	if end := m.Err(); end != nil {
+		err = end
 	}
 	if cerr := m.Close(); cerr != nil {
 		err = errors.Join(err, cerr)
@@ -147,38 +111,25 @@ func socketPair(name string) (*net.UnixConn, *os.File, error) {
 
 // watch sees QEMU end, for whatever reason, and cleans up.
 func (m *machine) watch() {
-	<-m.process.Done()
+	<-m.Exited()
 	select {
 	case <-m.monitor.done: // with the process the other end was closed; what it said last is read
 	case <-time.After(lastEvents):
 	}
 	m.monitor.close()
 	m.line.close()
-	m.err = m.explain()
-	close(m.done)
+	m.Finish(m.explain, nil)
 }
 
 // explain classes the end of QEMU.
-func (m *machine) explain() error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.closing {
+func (m *machine) explain(told *hypervisor.End, exit error) error {
+	switch {
+	case told == nil:
+		return m.Failure(exit)
+	case told.Err == nil:
 		return nil
 	}
-	if m.end != nil {
-		if m.end.err == nil {
-			return nil
-		}
-		return fmt.Errorf("machine %s: %w (%s)", m.spec.ID, m.end.err, m.end.reason)
-	}
-	err := fmt.Errorf("machine %s: %w", m.spec.ID, vmm.ErrVMM)
-	if perr := m.process.Err(); perr != nil {
-		err = fmt.Errorf("%w: %w", err, perr)
-	}
-	if words := strings.TrimSpace(m.stderr.String()); words != "" {
-		err = fmt.Errorf("%w: %s", err, words)
-	}
-	return err
+	return fmt.Errorf("machine %s: %w (%s)", m.ID(), told.Err, told.Reason)
 }
 
 // onEvent keeps what matters of QEMU's events: migration, and the guest's end.
@@ -189,9 +140,9 @@ func (m *machine) onEvent(e event) {
 			Reason string `json:"reason"`
 		}
 		_ = json.Unmarshal(e.data, &data) // an unknown reason is a failure
-		m.ended(shutdownReason(data.Reason))
+		m.Ended(shutdownReason(data.Reason))
 	case "GUEST_PANICKED":
-		m.ended(end{"panic event", vmm.ErrPanicked})
+		m.Ended(hypervisor.End{Reason: "panic event", Err: vmm.ErrPanicked})
 	case "MIGRATION":
 		var data struct {
 			Status string `json:"status"`
@@ -203,32 +154,23 @@ func (m *machine) onEvent(e event) {
 		unasked := m.running
 		m.mu.Unlock()
 		if unasked { // an internal error of the accelerator, for example: the guest will never run again
-			m.ended(end{"stopped by itself", vmm.ErrVMM})
-			_ = m.process.Kill()
+			m.Ended(hypervisor.End{Reason: "stopped by itself", Err: vmm.ErrVMM})
+			m.Kill()
 		}
 	}
 }
 
 // shutdownReason classes QEMU's ShutdownCause.
-func shutdownReason(reason string) end {
+func shutdownReason(reason string) hypervisor.End {
 	switch reason {
 	case "guest-shutdown":
-		return end{reason, nil}
+		return hypervisor.End{Reason: reason, Err: nil}
 	case "guest-reset":
-		return end{reason, vmm.ErrRebooted}
+		return hypervisor.End{Reason: reason, Err: vmm.ErrRebooted}
 	case "guest-panic":
-		return end{reason, vmm.ErrPanicked}
+		return hypervisor.End{Reason: reason, Err: vmm.ErrPanicked}
 	}
-	return end{fmt.Sprintf("shut down: %.40q", reason), vmm.ErrVMM}
-}
-
-// ended keeps the first reason.
-func (m *machine) ended(e end) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.end == nil {
-		m.end = &e
-	}
+	return hypervisor.End{Reason: fmt.Sprintf("shut down: %.40q", reason), Err: vmm.ErrVMM}
 }
 
 // migrated tells who waits for the end of a migration.
@@ -250,58 +192,14 @@ func (m *machine) migrated(status string) {
 	}
 }
 
-// ID is the spec's.
-func (m *machine) ID() string { return m.spec.ID }
-
 // Dial connects to a port of the guest.
 func (m *machine) Dial(ctx context.Context, port uint32) (net.Conn, error) {
 	c, err := m.line.dial(ctx, port)
-	return c, m.wrap("dial", err)
+	return c, m.Wrap("dial", err)
 }
 
 // Listen accepts connections of the guest.
 func (m *machine) Listen(port uint32) (net.Listener, error) {
 	ln, err := m.line.listen(port)
-	return ln, m.wrap("listen", err)
-}
-
-func (m *machine) wrap(doing string, err error) error {
-	if err == nil {
-		return nil
-	}
-	return fmt.Errorf("%s machine %s: %w", doing, m.spec.ID, err)
-}
-
-// Done is closed when QEMU has ended and everything of it was cleaned up.
-func (m *machine) Done() <-chan struct{} { return m.done }
-
-// Err says why the machine ended; nil before that, after Close, and after power-off.
-func (m *machine) Err() error {
-	select {
-	case <-m.done:
-		return m.err
-	default:
-		return nil
-	}
-}
-
-// Close kills QEMU and waits for its end.
-func (m *machine) Close() error {
-	m.mu.Lock()
-	m.closing = true
-	m.mu.Unlock()
-	select {
-	case <-m.done:
-		return nil
-	default:
-	}
-	kerr := m.process.Kill()
-	timeout := time.NewTimer(killTimeout)
-	defer timeout.Stop()
-	select {
-	case <-m.done:
-		return nil
-	case <-timeout.C:
-		return errors.Join(fmt.Errorf("close machine %s: QEMU (pid %d) did not end in %v", m.spec.ID, m.process.Pid(), killTimeout), kerr)
-	}
+	return ln, m.Wrap("listen", err)
 }

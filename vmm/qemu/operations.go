@@ -9,28 +9,11 @@ import (
 	"github.com/ephemeral-run/ephemeral/vmm"
 )
 
-// take waits for this operation's turn. The returned function ends it.
-func (m *machine) take(ctx context.Context) (func(), error) {
-	select {
-	case <-m.done:
-		return nil, vmm.ErrClosed
-	default:
-	}
-	select {
-	case m.turn <- struct{}{}:
-		return func() { <-m.turn }, nil
-	case <-m.done:
-		return nil, vmm.ErrClosed
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	}
-}
-
 // operate runs fn in its turn. A failure that comes with the end of the machine is vmm.ErrClosed.
 func (m *machine) operate(ctx context.Context, doing string, fn func(context.Context) error) error {
-	release, err := m.take(ctx)
+	release, err := m.Take(ctx)
 	if err != nil {
-		return m.wrap(doing, err)
+		return m.Wrap(doing, err)
 	}
 	defer release()
 	err = fn(ctx)
@@ -41,7 +24,7 @@ func (m *machine) operate(ctx context.Context, doing string, fn func(context.Con
 		default:
 		}
 	}
-	return m.wrap(doing, err)
+	return m.Wrap(doing, err)
 }
 
 // Pause stops the guest's CPUs. It is idempotent.

@@ -185,7 +185,12 @@ func (m *monitor) query(ctx context.Context, out any, command string, arguments 
 		delete(m.pending, id)
 		m.mu.Unlock()
 	}()
-	if err := m.send(id, command, arguments, files); err != nil {
+	err := m.send(id, command, arguments, files)
+	if errors.Is(err, net.ErrClosed) { // closed on this side, by or for the reader, who knows why
+		<-m.done
+		err = m.lost()
+	}
+	if err != nil {
 		return fmt.Errorf("qmp %s: %w", command, err)
 	}
 	select {

@@ -16,6 +16,9 @@ import (
 
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"github.com/ephemeral-run/ephemeral/vmm"
+	"github.com/ephemeral-run/ephemeral/vmm/hypervisor"
 )
 
 const greeting = `{"QMP": {"version": {"qemu": {"micro": 0, "minor": 0, "major": 10}}, "capabilities": ["oob"]}}` + "\r\n"
@@ -233,7 +236,7 @@ func FuzzMonitor(f *testing.F) {
 	f.Add([]byte(greeting + `{"event": "MIGRATION", "data": {"status": "completed"}}` + "\r\n"))
 	f.Add([]byte(`{"id":1,"error":{"class":"x","desc":null}}` + "\n"))
 	f.Fuzz(func(t *testing.T, input []byte) {
-		ma := &machine{loaded: make(chan error, 1)}
+		ma := &machine{Machine: hypervisor.New("QEMU", vmm.Spec{}), loaded: make(chan error, 1)}
 		m := &monitor{onEvent: ma.onEvent, ready: make(chan struct{}), pending: make(map[uint64]chan message)}
 		waiter := make(chan message, 1)
 		m.pending[1] = waiter

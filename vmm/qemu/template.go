@@ -9,12 +9,10 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/ephemeral-run/ephemeral/vmm"
+	"github.com/ephemeral-run/ephemeral/vmm/hypervisor"
 )
 
 // Files of a template beside its memory.
@@ -22,22 +20,18 @@ const (
 	stateFile    = "state"     // the machine without its memory, in QEMU's migration format
 	manifestFile = "qemu.json" // what a clone must have in common
 	maxState     = 64 << 20    // bytes; a state has some hundred KiB
-	maxManifest  = 4096
 )
 
 // manifest is what a clone must have in common with the template's machine.
 type manifest struct {
-	Version   string    `json:"version"`
-	CPU       string    `json:"cpu"`
-	Shape     vmm.Shape `json:"shape"`
-	NIC       bool      `json:"nic"`
-	OptionROM string    `json:"option_rom"`
-	State     int64     `json:"state_bytes"`
+	hypervisor.Made
+	OptionROM string `json:"option_rom"`
+	State     int64  `json:"state_bytes"`
 }
 
 // Boot starts a machine from its image.
 func (d *Driver) Boot(ctx context.Context, s vmm.Spec) (vmm.Machine, error) {
-	if err := validate(s); err != nil {
+	if err := hypervisor.Check(s); err != nil {
 		return nil, fmt.Errorf("boot machine %s: %w", s.ID, err)
 	}
 	m, err := d.start(ctx, s, func(c *command) ([]string, []string, error) {
@@ -46,7 +40,7 @@ func (d *Driver) Boot(ctx context.Context, s vmm.Spec) (vmm.Machine, error) {
 		if s.RAM == "" {
 			return readOnly, nil, nil
 		}
-		return readOnly, []string{filepath.Dir(s.RAM)}, prepareRAM(s)
+		return readOnly, []string{filepath.Dir(s.RAM)}, hypervisor.PrepareRAM(s)
 	})
 	if err != nil {
 		return nil, err
@@ -55,43 +49,12 @@ func (d *Driver) Boot(ctx context.Context, s vmm.Spec) (vmm.Machine, error) {
 	return m, nil
 }
 
-// prepareRAM makes the memory file, empty and owned like the machine's directory, if it is not there.
-func prepareRAM(s vmm.Spec) error {
-	size := int64(s.Shape.MemoryMiB) << 20
-	f, err := os.OpenFile(s.RAM, os.O_RDWR|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
-	if errors.Is(err, os.ErrExist) {
-		info, err := os.Stat(s.RAM)
-		if err != nil {
-			return err
-		}
-		if info.Size() != size {
-			return fmt.Errorf("memory file %s has %d bytes, not %d", s.RAM, info.Size(), size)
-		}
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer func() { _ = f.Close() }()
-	if err := f.Truncate(size); err != nil {
-		return err
-	}
-	dir, err := os.Stat(s.Dir)
-	if err != nil {
-		return err
-	}
-	if owner, ok := dir.Sys().(*syscall.Stat_t); ok && int(owner.Uid) != os.Geteuid() {
-		return f.Chown(int(owner.Uid), int(owner.Gid))
-	}
-	return nil
-}
-
 // Snapshot makes a template of the machine: its state goes to dir, its memory is in spec.RAM already. The machine can
 // only be closed afterwards.
 func (m *machine) Snapshot(ctx context.Context, dir string) error {
 	return m.operate(ctx, "snapshot", func(ctx context.Context) error {
 		switch {
-		case m.spec.RAM == "":
+		case m.Spec.RAM == "":
 			return fmt.Errorf("%w: its memory is not in a file", vmm.ErrState)
 		case m.isRunning():
 			return fmt.Errorf("%w: it is running", vmm.ErrState)
@@ -100,7 +63,7 @@ func (m *machine) Snapshot(ctx context.Context, dir string) error {
 		case m.snapshotted:
 			return fmt.Errorf("%w: it was snapshotted", vmm.ErrState)
 		}
-		rom, err := optionROM(m.spec.Image.Kernel)
+		rom, err := optionROM(m.Spec.Image.Kernel)
 		if err != nil {
 			return err
 		}
@@ -109,9 +72,7 @@ func (m *machine) Snapshot(ctx context.Context, dir string) error {
 		if err != nil {
 			return err
 		}
-		content, err := json.Marshal(manifest{
-			Version: m.driver.version, CPU: m.driver.CPUModel(), Shape: m.spec.Shape, NIC: m.spec.NIC != nil, OptionROM: rom, State: size,
-		})
+		content, err := json.Marshal(manifest{Made: m.Made(m.driver), OptionROM: rom, State: size})
 		if err != nil {
 			return err
 		}
@@ -198,41 +159,17 @@ func (m *machine) awaitMigration(ctx context.Context) error {
 // fit reads a template's manifest and compares it with what a clone here would be.
 func (d *Driver) fit(t vmm.Template, s vmm.Spec) (manifest, error) {
 	var got manifest
-	f, err := os.Open(filepath.Join(t.Dir, manifestFile))
-	if err != nil {
+	if err := hypervisor.ReadManifest(filepath.Join(t.Dir, manifestFile), &got); err != nil {
 		return got, err
 	}
-	defer func() { _ = f.Close() }()
-	if err := json.NewDecoder(io.LimitReader(f, maxManifest)).Decode(&got); err != nil {
-		return got, fmt.Errorf("read %s: %w", f.Name(), err)
-	}
-	ram, err := os.Stat(t.RAM)
-	if err != nil {
+	if err := hypervisor.Fit(d, t, got.Made, s); err != nil {
 		return got, err
 	}
 	state, err := os.Stat(filepath.Join(t.Dir, stateFile))
-	if err != nil {
-		return got, err
+	if err == nil && state.Size() != got.State {
+		err = fmt.Errorf("its state has %d bytes, not %d", state.Size(), got.State)
 	}
-	switch {
-	case t.Driver != d.Name():
-		return got, fmt.Errorf("made by driver %q", t.Driver)
-	case t.Version != d.version:
-		return got, fmt.Errorf("made with QEMU %s, this is %s", t.Version, d.version)
-	case got.Version != d.version:
-		return got, fmt.Errorf("made with QEMU %s, this is %s", got.Version, d.version)
-	case got.CPU != d.CPUModel():
-		return got, fmt.Errorf("made on CPU %q, this is %q", got.CPU, d.CPUModel())
-	case got.Shape != s.Shape:
-		return got, fmt.Errorf("its shape is %+v, not %+v", got.Shape, s.Shape)
-	case got.NIC != (s.NIC != nil):
-		return got, fmt.Errorf("network card in the template: %t, in the machine: %t", got.NIC, s.NIC != nil)
-	case ram.Size() != int64(got.Shape.MemoryMiB)<<20:
-		return got, fmt.Errorf("its memory file has %d bytes, not %d MiB", ram.Size(), got.Shape.MemoryMiB)
-	case state.Size() != got.State:
-		return got, fmt.Errorf("its state has %d bytes, not %d", state.Size(), got.State)
-	}
-	return got, nil
+	return got, err
 }
 
 // load feeds the state to QEMU and waits until it has taken it.
@@ -275,5 +212,5 @@ func (m *machine) load(ctx context.Context, path string, size int64) error {
 func (m *machine) refused() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.loadFailed || strings.Contains(m.stderr.String(), "load of migration failed")
+	return m.loadFailed || strings.Contains(m.Words(), "load of migration failed")
 }
