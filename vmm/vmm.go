@@ -117,6 +117,8 @@ type Command struct {
 	Devices  []string   // e.g. /dev/kvm
 	Proc     bool       // show it /proc, of its own pid namespace only: for programs that open what they inherited by name
 	Stderr   io.Writer  // diagnostics of the program; bounded by the receiver
+	// OpenFiles is how many descriptors the program needs at least; 0: no more than any. A jail's limit is not below it.
+	OpenFiles int
 }
 
 // Process is a launched program.

@@ -99,7 +99,7 @@ func doctorCommand() *cobra.Command {
 			}
 			checks := doctor.Run(cmd.Context(), doctor.Config{
 				DataDir: s.Provision.DataDir, ImageDir: filepath.Join(imageDir(s), s.Image.Name), RedisURL: s.Run.RedisURL,
-				QEMU: s.QEMU.Path, MemoryMiB: s.Provision.MemoryMiB, MinReady: s.Pool.MinReady, MaxMachines: s.Pool.MaxMachines,
+				QEMU: s.QEMU.Path, CloudHypervisor: s.CloudHypervisor.Path, Hypervisor: s.Hypervisor.Name, MemoryMiB: s.Provision.MemoryMiB, MinReady: s.Pool.MinReady, MaxMachines: s.Pool.MaxMachines,
 			})
 			if output.json() {
 				err = printJSON(cmd.OutOrStdout(), checks)

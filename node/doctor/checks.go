@@ -20,14 +20,6 @@ func checkRoot(_ context.Context, c *Config) Check {
 	return ok("runs as root")
 }
 
-func checkKVM(_ context.Context, c *Config) Check {
-	if usable, reason := c.Host.KVM(); !usable {
-		return warn("use a host with usable KVM for code you do not trust",
-			"machines are emulated (QEMU TCG): slower, and no security boundary; %s", reason)
-	}
-	return ok("KVM is usable: machines are isolated by hardware virtualisation")
-}
-
 func checkTun(_ context.Context, c *Config) Check {
 	const device = "/dev/net/tun"
 	err := c.Host.OpenDevice(device)

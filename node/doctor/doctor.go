@@ -29,14 +29,17 @@ type Check struct {
 
 // Config says what the host has to carry.
 type Config struct {
-	DataDir     string // where machines, templates and Redis live; need not be there yet
-	ImageDir    string // directory of the image that machines boot from
-	RedisURL    string // empty: a private redis-server is needed
-	QEMU        string // QEMU program, a path or a name; empty: qemu-system-x86_64
-	MemoryMiB   int    // of one machine; 0: 512
-	MinReady    int    // machines kept ready
-	MaxMachines int    // machines alive at once; 0: 1
-	Host        Host   // nil: this host
+	DataDir  string // where machines, templates and Redis live; need not be there yet
+	ImageDir string // directory of the image that machines boot from
+	RedisURL string // empty: a private redis-server is needed
+	QEMU     string // QEMU program, a path or a name; empty: qemu-system-x86_64
+	// CloudHypervisor is that program, a path or a name; empty: cloud-hypervisor. Hypervisor is EPHEMERAL_HYPERVISOR.
+	CloudHypervisor, Hypervisor string
+
+	MemoryMiB   int  // of one machine; 0: 512
+	MinReady    int  // machines kept ready
+	MaxMachines int  // machines alive at once; 0: 1
+	Host        Host // nil: this host
 }
 
 // checkTimeout bounds one check. Verifying an image reads a few hundred MiB at worst.
@@ -49,6 +52,10 @@ var checks = []struct {
 }{
 	{"root", checkRoot},
 	{"kvm", checkKVM},
+	{"cloud-hypervisor", checkCloudHypervisor},
+	{"landlock", checkLandlock},
+	{"userfaultfd", checkUserfaultfd},
+	{"template-memory", checkTemplates},
 	{"tun", checkTun},
 	{"network-namespaces", checkNetworkNamespaces},
 	{"nftables", checkNFTables},
@@ -76,6 +83,9 @@ func Run(ctx context.Context, c Config) []Check {
 	}
 	if c.QEMU == "" {
 		c.QEMU = "qemu-system-x86_64"
+	}
+	if c.CloudHypervisor == "" {
+		c.CloudHypervisor = cloudHypervisor
 	}
 	if c.MemoryMiB <= 0 {
 		c.MemoryMiB = 512

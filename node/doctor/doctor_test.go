@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/ephemeral-run/ephemeral/images"
+	"github.com/ephemeral-run/ephemeral/vmm/cloudhypervisor"
 )
 
 // fakeHost is a host on which everything is well, until a test breaks one thing.
@@ -36,6 +37,10 @@ type fakeHost struct {
 	image    images.Image
 	imageErr error
 	slow     time.Duration
+	program  cloudhypervisor.Program
+	noVMM    error // why there is no Cloud Hypervisor
+	landlock int
+	mapping  error
 }
 
 func healthy() *fakeHost {
@@ -55,13 +60,19 @@ func healthy() *fakeHost {
 		failing: map[string]error{"mkfs.erofs": errors.New("mkfs.erofs: exit status 1")},
 		space:   Space{Dir: "/var/lib", Bytes: 100 << 30, Inodes: 1 << 24, FreeInodes: 1 << 23},
 		soft:    1 << 20, hard: 1 << 20,
-		image: images.Image{Name: "base", Digest: "sha256:abc"},
+		image:   images.Image{Name: "base", Digest: "sha256:abc"},
+		program: cloudhypervisor.Program{Path: "/usr/bin/cloud-hypervisor", Version: "53.0"}, landlock: 6,
 	}
 }
 
 func (h *fakeHost) UID() int                     { return h.uid }
 func (h *fakeHost) KVM() (bool, string)          { return h.noKVM == "", h.noKVM }
 func (h *fakeHost) OpenDevice(path string) error { return h.devices }
+func (h *fakeHost) LandlockABI() int             { return h.landlock }
+func (h *fakeHost) SharedMapping(string) error   { return h.mapping }
+func (h *fakeHost) CloudHypervisor(string) (cloudhypervisor.Program, error) {
+	return h.program, h.noVMM
+}
 func (h *fakeHost) ReadFile(path string) ([]byte, error) {
 	if s, ok := h.files[path]; ok {
 		return []byte(s), nil
@@ -145,6 +156,19 @@ func TestBrokenHost(t *testing.T) {
 	}{
 		{"not root", func(h *fakeHost, _ *Config) { h.uid = 1000 }, "root", Fail, "uid 1000", "sudo", nil},
 		{"no kvm", func(h *fakeHost, _ *Config) { h.noKVM = "there is no /dev/kvm" }, "kvm", Warn, "no security boundary; there is no /dev/kvm", "usable KVM", nil},
+		{"no kvm for cloud-hypervisor", func(h *fakeHost, c *Config) { h.noKVM = "there is no /dev/kvm"; c.Hypervisor = "cloud-hypervisor" }, "kvm", Fail, "needs KVM; there is no /dev/kvm", "EPHEMERAL_HYPERVISOR=auto", nil},
+		{"no cloud-hypervisor", func(h *fakeHost, _ *Config) { h.noVMM = fmt.Errorf("%w: x", cloudhypervisor.ErrNotFound) }, "cloud-hypervisor", Warn, "not installed: QEMU makes the machines", "static binary", nil},
+		{"no cloud-hypervisor though wanted", func(h *fakeHost, c *Config) {
+			h.noVMM = cloudhypervisor.ErrNotFound
+			c.Hypervisor = "cloud-hypervisor"
+		}, "cloud-hypervisor", Fail, "no machine can start: it is not installed", "static binary", nil},
+		{"old cloud-hypervisor", func(h *fakeHost, _ *Config) { h.noVMM = fmt.Errorf("%w: it is 51.0", cloudhypervisor.ErrVersion) }, "cloud-hypervisor", Warn, "it is 51.0", "v53.0", nil},
+		{"older cloud-hypervisor", func(h *fakeHost, _ *Config) {
+			h.program.Version, h.program.Warning = "52.0", "version 52.0 is accepted, but"
+		}, "cloud-hypervisor", Warn, "52.0 is accepted", "v53.0", nil},
+		{"broken cloud-hypervisor", func(h *fakeHost, _ *Config) { h.noVMM = errors.New("exit status 127") }, "cloud-hypervisor", Warn, "does not run: exit status 127", "v53.0", nil},
+		{"no landlock", func(h *fakeHost, _ *Config) { h.landlock = 2 }, "landlock", Warn, "ABI 2, Cloud Hypervisor asks for 3", "6.2", nil},
+		{"no shared mapping", func(h *fakeHost, _ *Config) { h.mapping = errors.New("no such device") }, "template-memory", Warn, "takes a copy: no such device", "EPHEMERAL_DATA_DIR", nil},
 		{"no tun", func(h *fakeHost, _ *Config) { h.devices = os.ErrNotExist }, "tun", Fail, "no /dev/net/tun", "modprobe tun", nil},
 		{"tun refused", func(h *fakeHost, _ *Config) { h.devices = os.ErrPermission }, "tun", Fail, "permission", "device rules", nil},
 		{"no namespaces", func(h *fakeHost, _ *Config) { h.netns = errors.New("unshare network: operation not permitted") }, "network-namespaces", Fail, "not permitted", "CAP_SYS_ADMIN", []string{"nftables"}},
@@ -220,7 +244,7 @@ func TestBrokenHost(t *testing.T) {
 		broken[tt.check] = true
 	}
 	for _, c := range checks {
-		if !broken[c.name] && c.name != "user-namespaces" {
+		if !broken[c.name] && c.name != "user-namespaces" && c.name != "userfaultfd" { // nothing needs the last
 			t.Errorf("no test breaks %s", c.name)
 		}
 	}
@@ -237,6 +261,66 @@ func TestCgroupV1(t *testing.T) {
 	got = find(t, Run(t.Context(), config(h)), "cgroups")
 	if got.Status != Fail || !strings.Contains(got.Detail, "hierarchy of pids") {
 		t.Errorf("%+v, want pids missing", got)
+	}
+}
+
+// TestQEMUHost: where QEMU makes the machines, nothing of Cloud Hypervisor's is missed.
+func TestQEMUHost(t *testing.T) {
+	h := healthy()
+	h.noVMM, h.landlock = cloudhypervisor.ErrNotFound, 0
+	c := config(h)
+	c.Hypervisor = "qemu"
+	for _, got := range Run(t.Context(), c) {
+		if got.Status != OK {
+			t.Errorf("%+v", got)
+		}
+	}
+}
+
+func TestUserfaultfd(t *testing.T) {
+	for name, c := range map[string]struct {
+		device error
+		sysctl string
+		want   string
+	}{
+		"device":  {nil, "", "/dev/userfaultfd opens"},
+		"refused": {os.ErrPermission, "", "does not open"},
+		"sysctl":  {os.ErrNotExist, "0\n", "vm.unprivileged_userfaultfd is 0;"},
+		"none":    {os.ErrNotExist, "", "has none"},
+	} {
+		h := healthy()
+		h.devices = c.device
+		if c.sysctl != "" {
+			h.files["/proc/sys/vm/unprivileged_userfaultfd"] = c.sysctl
+		}
+		if got := find(t, Run(t.Context(), config(h)), "userfaultfd"); got.Status != OK || !strings.Contains(got.Detail, c.want) {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+}
+
+func TestInstallCloudHypervisor(t *testing.T) {
+	for name, c := range map[string]struct{ release, want string }{
+		"ubuntu":     {"NAME=Ubuntu\nID=ubuntu\nID_LIKE=debian\nVERSION_ID=\"26.10\"\n", "`apt-get install cloud-hypervisor`"},
+		"old ubuntu": {"ID=ubuntu\nID_LIKE=debian\nVERSION_ID=\"24.04\"\n", "put the release's static binary"},
+		"mint":       {"ID=linuxmint\nID_LIKE=\"ubuntu debian\"\nVERSION_ID=\"99\"\n", "put the release's static binary"},
+		"debian":     {"ID=debian\nVERSION_ID=\"13\"\n", "put the release's static binary"},
+		"fedora":     {"ID=fedora\nVERSION_ID=44\n", "`dnf install cloud-hypervisor`"},
+		"arch":       {"ID=arch\n", "`pacman -S cloud-hypervisor`"},
+		"manjaro":    {"ID=manjaro\nID_LIKE=arch\n", "`pacman -S cloud-hypervisor`"},
+		"alpine":     {"ID=alpine\nVERSION_ID=3.24.1\n", "`apk add cloud-hypervisor`"},
+		"nix":        {"ID=nixos\nVERSION_ID=\"26.05\"\n", "`nix-env -iA nixos.cloud-hypervisor`"},
+		"unknown":    {"", "put the release's static binary"},
+	} {
+		h := healthy()
+		h.noVMM = cloudhypervisor.ErrNotFound
+		if c.release != "" {
+			h.files["/etc/os-release"] = c.release
+		}
+		got := find(t, Run(t.Context(), config(h)), "cloud-hypervisor")
+		if !strings.Contains(got.Fix, c.want) || !strings.Contains(got.Fix, "releases/download/v53.0/cloud-hypervisor-static") {
+			t.Errorf("%s: %s", name, got.Fix)
+		}
 	}
 }
 

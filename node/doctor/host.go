@@ -16,6 +16,8 @@ import (
 
 	"github.com/ephemeral-run/ephemeral/images"
 	"github.com/ephemeral-run/ephemeral/vmm"
+	"github.com/ephemeral-run/ephemeral/vmm/cloudhypervisor"
+	"github.com/ephemeral-run/ephemeral/vmm/hypervisor"
 )
 
 // Host is what the checks ask of a host. System is the real one.
@@ -23,6 +25,13 @@ type Host interface {
 	UID() int
 	// KVM tells whether KVM runs stock guest kernels, and if not, why.
 	KVM() (usable bool, reason string)
+	// CloudHypervisor finds the program, a path or a name.
+	CloudHypervisor(program string) (cloudhypervisor.Program, error)
+	// LandlockABI is what the kernel offers of landlock; 0: none.
+	LandlockABI() int
+	// SharedMapping tells whether files in the file system of path, or of the nearest directory above it that is there, can
+	// be mapped shared and filled.
+	SharedMapping(path string) error
 	// OpenDevice opens a device for reading and writing, and closes it.
 	OpenDevice(path string) error
 	// ReadFile reads a small file.
@@ -61,6 +70,23 @@ func (System) UID() int { return os.Geteuid() }
 
 // KVM implements Host.
 func (System) KVM() (bool, string) { return vmm.KVMUsable() }
+
+// CloudHypervisor implements Host.
+func (System) CloudHypervisor(program string) (cloudhypervisor.Program, error) {
+	return cloudhypervisor.Find(cloudhypervisor.Config{Path: program})
+}
+
+// LandlockABI implements Host.
+func (System) LandlockABI() int { return cloudhypervisor.LandlockABI() }
+
+// SharedMapping implements Host.
+func (System) SharedMapping(path string) error {
+	s, err := System{}.Space(path)
+	if err != nil {
+		return err
+	}
+	return hypervisor.SharedMapping(s.Dir)
+}
 
 // OpenDevice implements Host.
 func (System) OpenDevice(path string) error {

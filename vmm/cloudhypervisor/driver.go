@@ -2,7 +2,9 @@ package cloudhypervisor
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os/exec"
 	"path/filepath"
@@ -56,12 +58,12 @@ func New(config Config, options ...Option) (*Driver, error) {
 	if d.cpu, err = cpuModel(); err != nil {
 		return nil, err
 	}
-	d.landlock = LandlockABI() >= minLandlock
+	d.landlock = LandlockABI() >= MinLandlock
 	if d.program.Warning != "" {
 		slog.Warn("cloud-hypervisor", "path", d.program.Path, "warning", d.program.Warning)
 	}
 	if !d.landlock {
-		slog.Warn("cloud-hypervisor: this kernel's landlock is too old to confine it", "abi", LandlockABI(), "needed", minLandlock)
+		slog.Warn("cloud-hypervisor: this kernel's landlock is too old to confine it", "abi", LandlockABI(), "needed", MinLandlock)
 	}
 	return d, nil
 }
@@ -84,12 +86,21 @@ const probeTimeout = 20 * time.Second
 
 var versionLine = regexp.MustCompile(`^cloud-hypervisor v((\d{1,4})\.\d{1,4}(?:\.\d{1,4})?[^\s]{0,100})`)
 
-// Find looks for the program and asks it for its version. It fails when there is none, or one of a version that is not
-// supported.
+// Why there is no program to use.
+var (
+	ErrNotFound = errors.New("Cloud Hypervisor is not installed")
+	ErrVersion  = errors.New("this version of Cloud Hypervisor is not supported")
+)
+
+// Find looks for the program and asks it for its version. ErrNotFound: there is none. ErrVersion: it is of a version with
+// which machines are not known to work.
 func Find(c Config) (Program, error) {
 	path, err := exec.LookPath(c.Path)
+	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) {
+		return Program{}, fmt.Errorf("%w: install cloud-hypervisor %d.x or set EPHEMERAL_CLOUD_HYPERVISOR: %w", ErrNotFound, wantedMajor, err)
+	}
 	if err != nil {
-		return Program{}, fmt.Errorf("find Cloud Hypervisor: %w (install cloud-hypervisor %d.x or set EPHEMERAL_CLOUD_HYPERVISOR)", err, wantedMajor)
+		return Program{}, fmt.Errorf("find Cloud Hypervisor: %w", err)
 	}
 	if path, err = filepath.Abs(path); err != nil {
 		return Program{}, fmt.Errorf("find Cloud Hypervisor: %w", err)
@@ -119,13 +130,13 @@ func version(printed string) (text, warning string, err error) {
 	case acceptedMajor:
 		warning = fmt.Sprintf("version %s is accepted, but %d.x is what machines are tested with: the guest's clock stands still while a clone is not running", found[1], wantedMajor)
 	default:
-		return "", "", fmt.Errorf("version %s is not supported: install %d.x", found[1], wantedMajor)
+		return "", "", fmt.Errorf("%w: it is %s, install %d.x", ErrVersion, found[1], wantedMajor)
 	}
 	return found[1], warning, nil
 }
 
-// minLandlock is the ABI that Cloud Hypervisor asks for, that of Linux 6.2.
-const minLandlock = 3
+// MinLandlock is the ABI of landlock that Cloud Hypervisor asks for, that of Linux 6.2.
+const MinLandlock = 3
 
 // LandlockABI is the version of landlock that the kernel offers, landlock(7); 0: none.
 func LandlockABI() int {

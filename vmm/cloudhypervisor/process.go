@@ -25,6 +25,7 @@ const (
 	// apiBacklog is how many connections wait for the API, of which one is needed.
 	apiBacklog = 4
 	apiName    = "api.sock"
+	openFiles  = 4096
 )
 
 // endpoint is the API's socket. It has no name in the file system any more.
@@ -118,6 +119,8 @@ func (d *Driver) start(ctx context.Context, s vmm.Spec, readOnly, writable []str
 		Files:    []*os.File{e.listener, eventsEnd},
 		ReadOnly: slices.Concat([]string{d.program.Path}, readOnly),
 		Writable: slices.Concat([]string{s.Dir}, writable),
+		// It makes room for so many at its start, lest the table grow while a machine is restored.
+		OpenFiles: openFiles,
 	}
 	if d.kvm {
 		c.Devices = append(c.Devices, "/dev/kvm")

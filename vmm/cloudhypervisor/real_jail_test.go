@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -35,7 +36,7 @@ func TestRealUnprivileged(t *testing.T) {
 		DataDir: dir, MemoryMiB: 384, VCPUs: 1, Rest: provision.RestRunning, TemplateTimeout: 8 * time.Minute,
 		Jail: jail.Config{
 			Bubblewrap: "bwrap", RunDir: "/run/ephemeral", Cgroup: "ephemeral-ch-test", FirstUID: 20000, UIDs: 100,
-			OverheadMiB: 256, Pids: 128, CPUWeight: 50, OpenFiles: 4096, OOMScoreAdj: 500,
+			OverheadMiB: 256, Pids: 128, CPUWeight: 50, OpenFiles: 1024, OOMScoreAdj: 500,
 		},
 	}, d, provision.Agent{Probe: guest.Probe, Warm: guest.Warm})
 	if err != nil {
@@ -108,6 +109,10 @@ func confined(t *testing.T, pid int) {
 		if err != nil || oerr != nil || theirs == ours {
 			t.Errorf("namespace %s: %s, the node's is %s (%v, %v)", ns, theirs, ours, err, oerr)
 		}
+	}
+	limits, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", pid))
+	if err != nil || !regexp.MustCompile(`(?m)^Max open files +4096 +4096 `).Match(limits) {
+		t.Errorf("limits (%v):\n%s", err, limits)
 	}
 	if abi := cloudhypervisor.LandlockABI(); abi < 3 {
 		t.Errorf("landlock ABI %d: not confined by it", abi)

@@ -17,7 +17,7 @@ type Config struct {
 	OverheadMiB int    `env:"EPHEMERAL_VMM_OVERHEAD_MIB" envDefault:"256" help:"memory that a VMM may use beside its guest's, MiB"`
 	Pids        int    `env:"EPHEMERAL_VMM_PIDS" envDefault:"128" help:"most processes and threads of one VMM"`
 	CPUWeight   int    `env:"EPHEMERAL_VMM_CPU_WEIGHT" envDefault:"50" help:"share of the CPU under contention, 1 to 10000 (100: as everything else)"`
-	OpenFiles   int    `env:"EPHEMERAL_VMM_OPEN_FILES" envDefault:"1024" help:"most open descriptors of a VMM process"`
+	OpenFiles   int    `env:"EPHEMERAL_VMM_OPEN_FILES" envDefault:"1024" help:"most open descriptors of a VMM process; one that needs more gets what it needs (Cloud Hypervisor: 4096)"`
 	OOMScoreAdj int    `env:"EPHEMERAL_VMM_OOM_SCORE_ADJ" envDefault:"500" help:"how early the kernel kills machines when the host is out of memory, 0 to 1000"`
 }
 

@@ -114,7 +114,7 @@ func (c *Cell) prepare(command vmm.Command) (_ *launch, err error) {
 	l.info, l.gate = info, gate
 
 	args := []string{
-		fmt.Sprintf("--nofile=%d", c.jail.config.OpenFiles), "--core=0", "--msgqueue=0", "--rtprio=0",
+		fmt.Sprintf("--nofile=%d", max(c.jail.config.OpenFiles, command.OpenFiles)), "--core=0", "--msgqueue=0", "--rtprio=0",
 		c.jail.bubblewrap,
 		"--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup",
 		"--as-pid-1", "--die-with-parent", "--hostname", "machine",

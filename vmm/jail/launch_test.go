@@ -98,6 +98,22 @@ func TestCommandLine(t *testing.T) {
 	}
 }
 
+// TestOpenFiles: a program that needs more descriptors than machines get has them.
+func TestOpenFiles(t *testing.T) {
+	r := newRig(t)
+	c := r.cell(t, 64)
+	for needed, want := range map[int]string{0: "--nofile=1024", 100: "--nofile=1024", 4096: "--nofile=4096"} {
+		l, err := c.prepare(vmm.Command{Args: []string{"/usr/bin/true"}, OpenFiles: needed})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := l.cmd.Args[1]; got != want {
+			t.Errorf("%d needed: %s, want %s", needed, got, want)
+		}
+		l.close()
+	}
+}
+
 // TestLaunchFails: a launch that cannot succeed says why, and leaves nothing.
 func TestLaunchFails(t *testing.T) {
 	program := hostileProgram(t)
