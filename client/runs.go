@@ -25,6 +25,7 @@ type Request struct {
 	TimeoutSeconds    int               `json:"timeout_seconds,omitempty"`
 	MaxCostMicros     run.Micros        `json:"max_cost_micros,omitempty"`
 	ZeroDataRetention bool              `json:"zero_data_retention,omitempty"`
+	RetentionSeconds  int               `json:"retention_seconds,omitempty"` // 0: the organisation's
 	Metadata          map[string]string `json:"metadata,omitempty"`
 }
 

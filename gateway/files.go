@@ -3,6 +3,7 @@ package gateway
 import (
 	"encoding/base64"
 	"fmt"
+	"regexp"
 	"strings"
 	"unicode"
 
@@ -18,6 +19,8 @@ const (
 	maxPathDepth = 32
 )
 
+var fileMode = regexp.MustCompile(`^0[0-7]{3}$`)
+
 // files checks every file's path, encoding and content, and that the paths fit together.
 func (v *violations) files(files []run.File) {
 	total := 0
@@ -28,6 +31,9 @@ func (v *violations) files(files []run.File) {
 			v.invalid(field+".path", "%s", why)
 		} else if why := tree.add(f.Path); why != "" {
 			v.invalid(field+".path", "%s", why)
+		}
+		if f.Mode != "" && !fileMode.MatchString(f.Mode) {
+			v.invalid(field+".mode", `must be four octal digits such as "0755", the first of them 0`)
 		}
 		n, why := decodedSize(f)
 		if why != "" {

@@ -29,6 +29,8 @@ func (s *Server) publicRoutes() []route {
 		{get, "/v1/runs/:id", s.as(run.Member, s.getRun)},
 		{del, "/v1/runs/:id", s.as(run.Member, s.deleteRun)},
 		{get, "/v1/runs/:id/events", s.as(run.Member, s.getEvents)},
+		{get, "/v1/runs/:id/files", s.as(run.Member, s.listArtifacts)},
+		{get, "/v1/runs/:id/files/*", s.as(run.Member, s.getArtifact)},
 		{post, "/v1/runs/:id/cancel", s.as(run.Member, s.cancelRun)},
 		{get, "/v1/account", s.as(run.Member, s.getAccount)},
 

@@ -27,6 +27,8 @@ type Store interface {
 	Get(ctx context.Context, org string, id run.ID) (run.Run, error)
 	List(ctx context.Context, org string, p run.Page) (runs []run.Run, next string, err error)
 	Events(ctx context.Context, org string, id run.ID, after int64) ([]run.Event, error)
+	ListArtifacts(ctx context.Context, org string, id run.ID) ([]run.Artifact, error)
+	ReadArtifact(ctx context.Context, id run.ID, a run.Artifact, at int64, n int) ([]byte, error)
 	Cancel(ctx context.Context, org string, id run.ID) (run.Run, error)
 	Delete(ctx context.Context, org string, id run.ID) error
 	Subscribe(ctx context.Context) (events <-chan run.Event, gap <-chan struct{}, err error)

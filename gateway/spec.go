@@ -28,6 +28,8 @@ const (
 	minCostMicros      = 1
 	maxCostMicros      = 100_000_000
 	defaultCostMicros  = 40_000
+	minRetention       = 60 // seconds
+	maxRetention       = 10 * 365 * 86400
 	fingerprintVersion = "run/1\n" // changes whenever the canonical form does
 )
 
@@ -44,6 +46,7 @@ type request struct {
 	given  map[string]bool // members of the body
 	budget int64
 	time   int64
+	keep   int64
 }
 
 // parseSpec reads and checks the body of POST /v1/runs and fills in the defaults. The error is a *Problem that names
@@ -98,6 +101,8 @@ func (q *request) member(d *decoder, name string) error {
 		return d.integer(name, &q.budget)
 	case "zero_data_retention":
 		return d.flag(name, &s.ZeroDataRetention)
+	case "retention_seconds":
+		return d.integer(name, &q.keep)
 	case "metadata":
 		return d.object(name, q.metadata)
 	}
@@ -118,6 +123,8 @@ func (q *request) file(d *decoder, path string) error {
 			return d.text(path+".content", &f.Content)
 		case "encoding":
 			return d.text(path+".encoding", &f.Encoding)
+		case "mode":
+			return d.text(path+".mode", &f.Mode)
 		}
 		return errUnknownField
 	})
@@ -152,6 +159,10 @@ func (q *request) check(r rules) *Problem {
 	v.number("timeout_seconds", q.time, minTimeoutSeconds, maxTimeoutSeconds)
 	v.number("max_cost_micros", q.budget, minCostMicros, maxCostMicros)
 	q.spec.TimeoutSeconds, q.spec.MaxCostMicros = int(q.time), run.Micros(q.budget)
+	if q.given["retention_seconds"] {
+		v.number("retention_seconds", q.keep, minRetention, maxRetention)
+		q.spec.RetentionSeconds = int(q.keep)
+	}
 	v.files(q.spec.Files)
 	v.metadata(q.spec.Metadata)
 	if q.given["command"] {
