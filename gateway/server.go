@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/semaphore"
 
+	"github.com/ephemeral-run/ephemeral/gateway/web"
 	"github.com/ephemeral-run/ephemeral/run"
 )
 
@@ -64,6 +65,7 @@ type Server struct {
 	log      *slog.Logger
 	app      *fiber.App // the public API
 	admin    *fiber.App // metrics and health
+	site     *web.Site  // the pages for people
 	hub      *hub
 	metrics  *metrics
 	bodies   *semaphore.Weighted // bytes of request bodies in memory
@@ -72,10 +74,14 @@ type Server struct {
 	draining atomic.Bool
 }
 
-// New makes a gateway. It serves nothing yet. It panics on a configuration that cannot be filled with defaults, which
-// is an error of the program.
+// New makes a gateway. It serves nothing yet. It panics on a configuration that cannot be filled with defaults and
+// on embedded pages that cannot be rendered, which are errors of the program.
 func New(cfg Config, deps Deps) *Server {
 	cfg, err := cfg.withDefaults()
+	if err != nil {
+		panic(err)
+	}
+	site, err := web.Load()
 	if err != nil {
 		panic(err)
 	}
@@ -89,12 +95,13 @@ func New(cfg Config, deps Deps) *Server {
 		cfg:    cfg,
 		deps:   deps,
 		log:    deps.Log.With("part", "gateway"),
+		site:   site,
 		bodies: semaphore.NewWeighted(int64(cfg.BodyMemory)),
 	}
 	s.base, s.stop = context.WithCancel(context.Background())
 	s.hub = newHub(deps.Store, s.log)
 	s.metrics = newMetrics(deps.Registry, s.hub)
-	s.app = s.newApp(s.publicRoutes())
+	s.app = s.newApp(append(s.publicRoutes(), s.siteRoutes()...))
 	s.admin = s.newApp(s.adminRoutes())
 	return s
 }

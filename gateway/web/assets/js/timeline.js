@@ -1,0 +1,175 @@
+// The list of a run's events. Rows are made in batches, one a frame; those outside the window are not laid out
+// (content-visibility), and details are made when they are opened, so that ten thousand events stay smooth.
+
+import { h } from './dom.js';
+import { bytes, clock, duration, has, money, number, t, tn } from './i18n.js';
+import { line, output, visible } from './visible.js';
+
+const batch = 150; // rows a frame
+
+export class Timeline {
+  #rows = []; // {node, at}
+  #waiting = [];
+  #scheduled = false;
+  #shown = 0; // rows that are not hidden
+  #limit = Infinity; // milliseconds; rows later than this are hidden
+  #last = 0;
+
+  constructor(result) {
+    this.list = h('ol', { class: 'timeline', 'aria-label': t('timeline.label') });
+    this.result = result; // makes the result's element from the event that ends a run
+    this.onChange = () => {};
+  }
+
+  get length() { return this.#rows.length + this.#waiting.length; }
+  get end() { return this.#last; }
+
+  clear() {
+    this.#rows = [];
+    this.#waiting = [];
+    this.#shown = 0;
+    this.#last = 0;
+    this.#limit = Infinity;
+    this.list.replaceChildren();
+  }
+
+  push(event) {
+    this.#waiting.push(event);
+    this.#last = Math.max(this.#last, event.at_ms);
+    if (this.#scheduled) return;
+    this.#scheduled = true;
+    frame(() => this.#flush());
+  }
+
+  #flush() {
+    this.#scheduled = false;
+    const nodes = document.createDocumentFragment();
+    const following = atBottom();
+    for (const event of this.#waiting.splice(0, batch)) {
+      const node = row(event, this.result);
+      node.hidden = event.at_ms > this.#limit;
+      if (!node.hidden) this.#shown++;
+      this.#rows.push({ node, at: event.at_ms });
+      nodes.append(node);
+    }
+    this.list.append(nodes);
+    if (following) window.scrollTo({ top: document.documentElement.scrollHeight });
+    this.onChange();
+    if (this.#waiting.length > 0) {
+      this.#scheduled = true;
+      frame(() => this.#flush());
+    }
+  }
+
+  // showUntil hides what happened later than ms after the run was queued.
+  showUntil(ms) {
+    this.#limit = ms;
+    const following = atBottom();
+    while (this.#shown < this.#rows.length && this.#rows[this.#shown].at <= ms) this.#rows[this.#shown++].node.hidden = false;
+    while (this.#shown > 0 && this.#rows[this.#shown - 1].at > ms) this.#rows[--this.#shown].node.hidden = true;
+    if (following && Number.isFinite(ms)) window.scrollTo({ top: document.documentElement.scrollHeight });
+  }
+}
+
+// frame calls f before the next frame, or soon where there are no frames: in a tab that is not looked at.
+function frame(f) {
+  let called = false;
+  const once = () => { if (!called) { called = true; f(); } };
+  requestAnimationFrame(once);
+  setTimeout(once, 200);
+}
+
+// atBottom tells whether a person looks at the end of a page that is longer than the window.
+function atBottom() {
+  const e = document.documentElement;
+  return e.scrollTop > 0 && e.scrollHeight - e.scrollTop - e.clientHeight < 60;
+}
+
+const meta = (...parts) => h('span', { class: 'meta' }, parts.filter(Boolean).map((p) => h('span', {}, p)));
+
+// row makes the row of one event.
+function row(event, result) {
+  const known = describe[event.type] ?? (ends.has(event.type) ? describeEnd : describeUnknown);
+  const { tone, content, extra } = known(event.data ?? {}, event, result);
+  const kind = has(`event.${event.type}`) ? t(`event.${event.type}`) : h('code', {}, visible(event.type.slice(0, 64)));
+  return h('li', { class: `event ${tone ?? ''}`, data: { type: event.type, seq: event.seq } },
+    h('time', { class: 'at', title: t('timeline.since', { time: duration(event.at_ms) }) }, clock(event.at_ms)),
+    h('div', { class: 'what' }, h('div', { class: 'line' }, h('span', { class: 'kind' }, kind), content), extra));
+}
+
+// details is an element that opens; its body is made when it is opened first.
+function details(summary, body) {
+  const node = h('details', {}, h('summary', {}, summary));
+  node.addEventListener('toggle', () => { if (node.open && node.childElementCount === 1) node.append(h('div', { class: 'body' }, body())); });
+  return node;
+}
+
+const ends = new Set(['succeeded', 'failed', 'cancelled', 'timed_out', 'budget_exhausted']);
+const onOff = (on) => t(on ? 'word.on' : 'word.off');
+
+const describe = {
+  queued: (d) => ({ content: h('span', {}, t('timeline.reserved', { money: money(d.reserved_micros) })) }),
+  'microvm.ready': (d) => ({ tone: 'machine', content: [meta(h('code', { translate: 'no' }, visible(d.machine ?? '')), d.isolation === 'emulated' && t('run.emulated'), d.isolation === 'kvm' && 'KVM')] }),
+  'worker.started': (d) => ({ tone: 'machine', content: meta(t('timeline.shell', { state: onOff(d.shell) }), t('timeline.web', { state: onOff(d.web) })) }),
+  model: (d) => ({
+    tone: d.error ? 'model bad' : 'model',
+    content: [h('code', { translate: 'no' }, visible(d.model ?? '')), meta(t('timeline.tokens', { input: number(d.input_tokens), output: number(d.output_tokens) }), duration(d.duration_ms), money(d.charged_micros), d.estimated && t('timeline.estimated'))],
+    extra: d.error && h('p', { class: 'fault' }, visible(d.error)),
+  }),
+  shell: shellRow,
+  web: callRow,
+  connection: callRow,
+  'budget.warning': (d) => ({ tone: 'warn', content: h('span', {}, t('timeline.warning', { charged: money(d.charged_micros), reserved: money(d.reserved_micros) })) }),
+  'microvm.destroyed': (d) => ({
+    tone: d.dropped_packets > 0 ? 'machine warn' : 'machine',
+    content: h('span', { class: d.dropped_packets > 0 ? 'dropped' : 'hint' }, d.dropped_packets > 0 ? t('timeline.dropped', { n: d.dropped_packets, size: bytes(d.dropped_bytes) }) : t('timeline.nothing')),
+  }),
+  'worker.destroyed': (d) => ({
+    tone: 'last',
+    content: h('span', {}, t('timeline.settled', { charged: money(d.charged_micros), released: money(d.released_micros) })),
+    extra: h('p', { class: 'hint split-costs' }, t('timeline.costs', { model: money(d.model_micros), web: money(d.web_micros), compute: money(d.compute_micros) })),
+  }),
+};
+
+function shellRow(d) {
+  const failed = d.outcome !== 'exited' || d.exit_code !== 0;
+  const command = d.command ?? '';
+  const said = d.outcome === 'exited' ? t('timeline.exit', { code: number(d.exit_code) }) : t(`outcome.${d.outcome}`);
+  const summary = [h('code', { class: 'command', dir: 'ltr', translate: 'no' }, command ? ['$ ', ...line(command)] : t('timeline.kept')), meta(h('span', { class: failed ? 'exit bad' : 'exit' }, said), duration(d.duration_ms), bytes(d.bytes))];
+  return {
+    tone: 'shell',
+    extra: details(summary, () => [
+      command && h('pre', { class: 'output', dir: 'ltr', tabindex: '0', role: 'region', 'aria-label': t('timeline.command'), translate: 'no' }, '$ ', visible(command)),
+      d.output ? output({ content: d.output, ...d }, t('timeline.output')) : h('p', { class: 'hint' }, d.bytes > 0 ? t('timeline.unkept') : t('timeline.silent')),
+    ]),
+  };
+}
+
+function callRow(d) {
+  const bad = Boolean(d.error) || d.status >= 400 || d.status === 0;
+  return {
+    tone: bad ? 'call bad' : 'call',
+    content: [h('code', { dir: 'ltr', translate: 'no' }, visible(`${d.method ?? ''} ${d.target ?? ''}`.trim())), meta(d.status > 0 && h('span', { class: bad ? 'exit bad' : 'exit' }, String(d.status)), bytes(d.bytes), duration(d.duration_ms), d.charged_micros > 0 && money(d.charged_micros))],
+    extra: d.error && h('p', { class: 'fault' }, visible(d.error)),
+  };
+}
+
+function describeEnd(d, event, result) {
+  return {
+    tone: event.type === 'succeeded' ? 'end good' : 'end bad',
+    content: meta(d.model_calls > 0 && t('timeline.calls', { n: d.model_calls }), d.model_calls > 0 && t('timeline.total', { n: d.tokens }), d.exit_code !== undefined && t('timeline.exit', { code: number(d.exit_code) })),
+    extra: [
+      d.error && h('p', { class: 'fault' }, has(`fault.${d.error.code}`) ? t(`fault.${d.error.code}`) : h('code', {}, visible(d.error.code)), d.error.detail && h('span', { class: 'fault-detail', lang: 'en', dir: 'auto' }, visible(d.error.detail))),
+      result(d),
+    ],
+  };
+}
+
+// describeUnknown shows an event that this page has no words for: its type, and its data to look at.
+function describeUnknown(d) {
+  const empty = Object.keys(d).length === 0;
+  return {
+    content: h('span', { class: 'hint' }, tn('timeline.unknown', {})),
+    extra: empty ? null : details(t('timeline.data'), () => output({ content: JSON.stringify(d, null, 2) }, t('timeline.data'))),
+  };
+}
