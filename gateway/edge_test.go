@@ -85,7 +85,7 @@ func TestRefusals(t *testing.T) {
 		field              string
 	}{
 		"unknown route":         {"GET", "/v2/runs", "", nil, CodeNotFound, ""},
-		"root":                  {"GET", "/", "", nil, CodeNotFound, ""},
+		"nowhere":               {"GET", "/nowhere", "", nil, CodeNotFound, ""},
 		"trailing slash":        {"GET", "/v1/runs/", "", auth, CodeNotFound, ""},
 		"other case":            {"GET", "/V1/runs", "", auth, CodeNotFound, ""},
 		"script in the address": {"GET", "/<script>alert(1)</script>", "", nil, CodeNotFound, ""},
