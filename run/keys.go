@@ -50,6 +50,12 @@ func (k keys) ledger(org string) string { return k.at("org", org, "ledger") } //
 // entries has the ledger's entries in order: the n-th is entry n, "name balance", with the balance after it.
 func (k keys) entries(org string) string { return k.at("org", org, "entries") } // list
 
+// connections has the organisation's connections as JSON, by name.
+func (k keys) connections(org string) string { return k.at("org", org, "connections") } // hash
+
+// receiptKeys has the public keys of receipts, by id.
+func (k keys) receiptKeys() string { return k.at("receiptkeys") } // hash
+
 // parked holds runs that wait for others of their API key to end before they may wait in the queue.
 func (k keys) parked(org string) string { return k.at("org", org, "parked") } // zset: like queue
 

@@ -187,6 +187,8 @@ var (
 	ErrQueueFull = errors.New("queue full")
 	// ErrExists: an organisation with that id exists and is another one.
 	ErrExists = errors.New("exists already")
+	// ErrChanged: what was to be replaced has changed since it was read; read it again.
+	ErrChanged = errors.New("changed since it was read")
 	// ErrRange: an amount or a size is outside what is allowed.
 	ErrRange = errors.New("out of range")
 	// ErrLeaseLost: the run is not, or no longer, leased to the caller; it must stop and destroy the machine.

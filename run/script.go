@@ -137,6 +137,7 @@ var errCorrupt = errors.New("the account and the run's hold contradict each othe
 // refusals maps the codes that scripts refuse with to what callers decide on.
 var refusals = map[string]error{
 	"BUDGET":   ErrBudget,
+	"CHANGED":  ErrChanged,
 	"CONFLICT": ErrIdempotencyConflict,
 	"CORRUPT":  errCorrupt,
 	"EXISTS":   ErrExists,
