@@ -16,7 +16,7 @@ func BenchmarkCall(b *testing.B) {
 	answer := openaitest.Answer{Text: strings.Repeat("hello ", 20), Piece: 6, Usage: &openaitest.Usage{Prompt: 10, Completion: 2}}
 	double := openaitest.New(b, testKey, answer)
 	quiet := func(c *broker.Config) {
-		c.Log, c.MaxCalls = slog.New(slog.NewTextHandler(io.Discard, nil)), 1<<30
+		c.Log, c.MaxCalls, c.CallRate = slog.New(slog.NewTextHandler(io.Discard, nil)), 1<<30, 1<<20
 	}
 	for name, body := range map[string]string{"whole": plainBody, "stream": streamBody} {
 		b.Run(name+"/direct", func(b *testing.B) {

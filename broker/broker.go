@@ -1,4 +1,4 @@
-// Package broker is the host's service through which a machine reaches models. It is the only holder of credentials.
+// Package broker is the host's service through which a machine reaches models, connections and the web. It is the only holder of credentials.
 //
 // A run's identity is the handler that serves its machine's connections, never something the guest says. Every call is
 // checked against what the run allows, its worst case is authorised against the run's money before it is made, and what
@@ -18,13 +18,18 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"slices"
 	"time"
 
+	"github.com/ephemeral-run/ephemeral/broker/outbound"
 	"github.com/ephemeral-run/ephemeral/broker/price"
 	"github.com/ephemeral-run/ephemeral/broker/replay"
 	"github.com/ephemeral-run/ephemeral/broker/secret"
+	"github.com/ephemeral-run/ephemeral/broker/web"
 	"github.com/ephemeral-run/ephemeral/run"
+	"github.com/ephemeral-run/ephemeral/run/connection"
+	"github.com/ephemeral-run/ephemeral/run/receipt"
 )
 
 // Config is how a broker is set up.
@@ -40,6 +45,17 @@ type Config struct {
 	Attempts      int           `env:"EPHEMERAL_MODEL_ATTEMPTS" envDefault:"4" help:"how often a model call is tried"`
 	MaxConcurrent int           `env:"EPHEMERAL_RUN_MODEL_CONCURRENCY" envDefault:"8" help:"model calls of one run at once; more wait"`
 	MaxCalls      int           `env:"EPHEMERAL_RUN_MODEL_CALLS" envDefault:"1000" help:"requests to the broker that one run may make"`
+	CallRate      int           `env:"EPHEMERAL_RUN_CALL_RATE" envDefault:"50" help:"requests a second to the broker that one run may make; twice as many at once"`
+	// ConnectionAllow are ranges that connections may lead to although they are not public.
+	ConnectionAllow []string `env:"EPHEMERAL_CONNECTION_ALLOW" help:"address ranges that connections may lead to although they are not public, e.g. 10.1.0.0/16"`
+
+	Web web.Config
+	// Connections finds the connections of organisations; nil: there are none.
+	Connections ConnectionStore
+	// Sealing opens their credentials; nil: only connections without one can be used.
+	Sealing *connection.Keyring
+	// Receipts signs the events of outward calls; nil: they are not signed.
+	Receipts *receipt.Signer
 	// Log takes what operators should know; nil: slog's default. It never gets content or credentials.
 	Log *slog.Logger
 }
@@ -58,6 +74,10 @@ type Broker struct {
 	prices    *price.Table
 	providers map[string]*provider
 	scrubber  *secret.Scrubber
+	web       *web.Client
+	dialer    *outbound.Dialer // of connections
+	outbound  *http.Transport  // of connections
+	upstreams upstreams
 	sleep     func(ctx context.Context, d time.Duration) error
 	// bodyTimeout is how long a guest may take to send a request's body.
 	bodyTimeout time.Duration
@@ -66,8 +86,8 @@ type Broker struct {
 // New checks the configuration, reads prices and conversations, and makes no connection.
 func New(cfg Config) (*Broker, error) {
 	cfg = cfg.withDefaults()
-	if cfg.Attempts < 1 || cfg.MaxConcurrent < 1 || cfg.MaxCalls < 1 || cfg.CallTimeout <= 0 || cfg.IdleTimeout <= 0 {
-		return nil, errors.New("broker: attempts, concurrency, calls and timeouts must be above zero")
+	if cfg.Attempts < 1 || cfg.MaxConcurrent < 1 || cfg.MaxCalls < 1 || cfg.CallRate < 1 || cfg.CallTimeout <= 0 || cfg.IdleTimeout <= 0 {
+		return nil, errors.New("broker: attempts, concurrency, calls, rate and timeouts must be above zero")
 	}
 	prices, err := price.Load(cfg.PriceFile)
 	if err != nil {
@@ -81,6 +101,15 @@ func New(cfg Config) (*Broker, error) {
 		cfg: cfg, log: cfg.Log, prices: prices, sleep: sleep, bodyTimeout: bodyTimeout,
 		scrubber:  secret.NewScrubber(cfg.OpenAIAPIKey),
 		providers: map[string]*provider{"replay": replayProvider(replay.NewPlayer(conversations))},
+	}
+	allow, err := outbound.ParsePrefixes(cfg.ConnectionAllow)
+	if err != nil {
+		return nil, fmt.Errorf("broker: connections: %w", err)
+	}
+	b.dialer = &outbound.Dialer{Policy: outbound.Policy{Allow: allow}}
+	b.outbound = b.dialer.Transport()
+	if b.web, err = web.New(cfg.Web); err != nil {
+		return nil, fmt.Errorf("broker: %w", err)
 	}
 	openAI, err := openAIProvider(cfg)
 	if err != nil {
@@ -124,6 +153,8 @@ func (c Config) withDefaults() Config {
 	num(&c.Attempts, 4)
 	num(&c.MaxConcurrent, 8)
 	num(&c.MaxCalls, 1000)
+	num(&c.CallRate, 50)
+	c.Web = c.Web.WithDefaults()
 	return c
 }
 
@@ -154,6 +185,8 @@ func (b *Broker) Close() {
 	for _, p := range b.providers {
 		p.close()
 	}
+	b.web.Close()
+	b.outbound.CloseIdleConnections()
 }
 
 func sleep(ctx context.Context, d time.Duration) error {

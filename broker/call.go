@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"sync/atomic"
 	"time"
 
@@ -50,7 +51,7 @@ type call struct {
 // chat serves POST /v1/chat/completions.
 func (h *Handler) chat(w http.ResponseWriter, r *http.Request) error {
 	c := &call{h: h, id: "model_" + rand.Text(), began: time.Now(), guest: r.Context()}
-	data, err := readBody(w, r, h.b.bodyTimeout)
+	data, err := readBody(w, r, maxBody, h.b.bodyTimeout)
 	if err != nil {
 		return err
 	}
@@ -69,17 +70,23 @@ func (h *Handler) chat(w http.ResponseWriter, r *http.Request) error {
 }
 
 // readBody reads the guest's body within its bounds of size and time.
-func readBody(w http.ResponseWriter, r *http.Request, within time.Duration) ([]byte, error) {
+func readBody(w http.ResponseWriter, r *http.Request, most int64, within time.Duration) ([]byte, error) {
+	if r.ContentLength > most {
+		return nil, &problem{status: http.StatusRequestEntityTooLarge, code: codeTooLarge, message: fmt.Sprintf("at most %d bytes", most)}
+	}
 	control := http.NewResponseController(w)
 	// A connection without deadlines is still bounded by the run's own end.
 	_ = control.SetReadDeadline(time.Now().Add(within))
-	data, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	data, err := io.ReadAll(http.MaxBytesReader(w, r.Body, most))
 	var tooLarge *http.MaxBytesError
 	if errors.As(err, &tooLarge) {
-		return nil, &problem{status: http.StatusRequestEntityTooLarge, code: codeTooLarge, message: fmt.Sprintf("at most %d bytes", maxBody)}
+		return nil, &problem{status: http.StatusRequestEntityTooLarge, code: codeTooLarge, message: fmt.Sprintf("at most %d bytes", most)}
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return nil, &problem{status: http.StatusRequestTimeout, code: codeTooSlow, message: "the body could not be read in time"}
 	}
 	if err != nil {
-		return nil, &problem{status: http.StatusBadRequest, code: codeInvalid, message: "the body could not be read in time"}
+		return nil, &problem{status: http.StatusBadRequest, code: codeInvalid, message: "the body could not be read"}
 	}
 	_ = control.SetReadDeadline(time.Time{}) // for the next request; after an error the deadline ends the connection
 	return data, nil

@@ -54,7 +54,7 @@ func (l *memoryLedger) Authorize(_ context.Context, c run.Call) (run.Micros, err
 		return 0, err
 	}
 	l.asked = append(l.asked, c)
-	if c.Min < 0 || c.Max < c.Min || c.Kind != run.KindModel || c.ID == "" {
+	if c.Min < 0 || c.Max < c.Min || c.Kind != run.KindModel && c.Kind != run.KindWeb || c.ID == "" {
 		l.broken = append(l.broken, fmt.Sprintf("odd call %+v", c))
 	}
 	if old := l.calls[c.ID]; old != nil {

@@ -207,7 +207,7 @@ func TestTricklingGuest(t *testing.T) {
 	s := startSession(t, p.Broker, newLedger(1_000_000), &doubleSpec)
 	began := time.Now()
 	got := s.raw(t, func(c net.Conn) error {
-		if _, err := io.WriteString(c, "POST /v1/chat/completions HTTP/1.1\r\nHost: b\r\nContent-Length: 1000000000\r\n\r\n"); err != nil {
+		if _, err := io.WriteString(c, "POST /v1/chat/completions HTTP/1.1\r\nHost: b\r\nContent-Length: 4000000\r\n\r\n"); err != nil {
 			return err
 		}
 		for {
@@ -217,7 +217,7 @@ func TestTricklingGuest(t *testing.T) {
 			time.Sleep(20 * time.Millisecond)
 		}
 	}, 10*time.Second)
-	if !strings.HasPrefix(got, "HTTP/1.1 400") || time.Since(began) > 5*time.Second {
+	if !strings.HasPrefix(got, "HTTP/1.1 408") || s.refused("too_slow") != 1 || time.Since(began) > 5*time.Second {
 		t.Errorf("after %v: %q", time.Since(began), got)
 	}
 }

@@ -3,6 +3,7 @@ package broker
 import (
 	"encoding/json"
 	"net/http"
+	"strconv"
 )
 
 // The codes of the errors that a guest gets.
@@ -18,6 +19,22 @@ const (
 	codeModelError      = "model_error"
 	codeUnavailable     = "unavailable"
 	codeRunEnded        = "run_ended"
+	codeWrongRun        = "wrong_run"
+	codeReplayed        = "call_replayed"
+	codeTooSlow         = "too_slow"
+	codeRate            = "rate_limited"
+	codeNotHere         = "method_not_allowed_here"
+	codePath            = "path_not_allowed"
+	codeAddress         = "address_not_allowed"
+	codeRedirect        = "redirect_not_allowed"
+	codeUpstream        = "upstream_error"
+	codeUpstreamSlow    = "upstream_timeout"
+	codeResponseLarge   = "response_too_large"
+	codeWithheld        = "response_withheld"
+	codeSQLNotAllowed   = "sql_not_allowed"
+	codeSQL             = "sql_error"
+	codeMalformed       = "malformed_request"
+	codeTooManyConns    = "too_many_connections"
 )
 
 // problem is an error for the guest, in the form that OpenAI clients know. It is an error itself, for the way through the
@@ -30,6 +47,8 @@ type problem struct {
 	param string
 	// upstream is the status of the provider's answer behind a model_error; 0 if there was none.
 	upstream int
+	// after is how long to wait before another try, in seconds; 0: what goes with the code.
+	after int
 }
 
 func (p *problem) Error() string { return p.code + ": " + p.message }
@@ -62,7 +81,11 @@ func (p *problem) body() []byte {
 func (p *problem) write(w http.ResponseWriter) {
 	h := w.Header()
 	h.Set("Content-Type", "application/json")
-	if p.status == http.StatusTooManyRequests && p.code == codeTooMany || p.status == http.StatusServiceUnavailable {
+	h.Set(headerError, p.code)
+	switch {
+	case p.after > 0:
+		h.Set("Retry-After", strconv.Itoa(p.after))
+	case p.status == http.StatusTooManyRequests && p.code != codeCallLimit || p.status == http.StatusServiceUnavailable:
 		h.Set("Retry-After", "1")
 	}
 	w.WriteHeader(p.status)

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -111,7 +112,7 @@ func TestDefaults(t *testing.T) {
 		t.Errorf("key %d bytes long", len(fromEnv.OpenAIAPIKey))
 	}
 	fromEnv.Log = slog.Default()
-	if byHand := (Config{OpenAIAPIKey: "sk-123"}).withDefaults(); byHand != fromEnv {
+	if byHand := (Config{OpenAIAPIKey: "sk-123"}).withDefaults(); !reflect.DeepEqual(byHand, fromEnv) {
 		t.Errorf("by hand %+v, from the environment %+v", byHand, fromEnv)
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/net/netutil"
+	"golang.org/x/time/rate"
 
 	"github.com/ephemeral-run/ephemeral/run"
 )
@@ -43,6 +43,7 @@ type Handler struct {
 	ctx   context.Context // ends with Close
 	end   context.CancelFunc
 	slots chan struct{}
+	rate  *rate.Limiter
 
 	mu      sync.Mutex
 	closed  bool
@@ -50,11 +51,15 @@ type Handler struct {
 	calls   int
 	waiting int
 	usage   run.Usage
+	receipt int64            // number of the last receipt
+	named   map[string]bool  // ids that the guest gave its calls
+	refused map[string]int64 // refusals by code
 }
 
 // Handler returns the handler of a run. Close it when the machine is gone.
 func (b *Broker) Handler(s Session) *Handler {
-	h := &Handler{b: b, s: s, log: b.log.With("run", string(s.Run)), slots: make(chan struct{}, b.cfg.MaxConcurrent)}
+	h := &Handler{b: b, s: s, log: b.log.With("run", string(s.Run)), slots: make(chan struct{}, b.cfg.MaxConcurrent),
+		rate: rate.NewLimiter(rate.Limit(b.cfg.CallRate), 2*b.cfg.CallRate), named: map[string]bool{}, refused: map[string]int64{}}
 	h.ctx, h.end = context.WithCancel(context.Background())
 	return h
 }
@@ -74,10 +79,11 @@ func (h *Handler) Serve(ctx context.Context, ln net.Listener) error {
 		DisableGeneralOptionsHandler: true,
 		ErrorLog:                     slog.NewLogLogger(h.log.Handler(), slog.LevelDebug),
 		BaseContext:                  func(net.Listener) context.Context { return ctx },
+		ConnContext:                  func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
 	}
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() }) // what the guest still has open is cut
 	defer stop()
-	err := server.Serve(netutil.LimitListener(ln, maxConnections))
+	err := server.Serve(h.watch(ln))
 	_ = server.Close()
 	if ctx.Err() != nil || errors.Is(err, http.ErrServerClosed) {
 		return nil
@@ -121,70 +127,3 @@ func (h *Handler) begin() bool {
 	h.active.Add(1)
 	return true
 }
-
-// ServeHTTP answers one request of the guest.
-func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if !h.begin() {
-		(&problem{status: http.StatusGone, code: codeRunEnded, message: "the run has ended"}).write(w)
-		return
-	}
-	defer h.active.Done()
-	if err := h.route(w, r); err != nil {
-		var p *problem
-		if !errors.As(err, &p) {
-			h.log.Error("broker request failed", "error", err)
-			p = &problem{status: http.StatusInternalServerError, code: codeUnavailable, message: "the broker failed"}
-		}
-		p.write(w)
-	}
-}
-
-// route finds what the request is for. What the run does not allow does not exist.
-func (h *Handler) route(w http.ResponseWriter, r *http.Request) error {
-	if r.URL.Path != "/v1/chat/completions" || h.s.Spec.Model == "" {
-		return &problem{status: http.StatusNotFound, code: codeNotFound, message: "there is nothing here for this run"}
-	}
-	if r.Method != http.MethodPost {
-		w.Header().Set("Allow", http.MethodPost)
-		return &problem{status: http.StatusMethodNotAllowed, code: codeMethod, message: "want POST"}
-	}
-	release, err := h.admit(r.Context())
-	if err != nil {
-		return err
-	}
-	defer release()
-	return h.chat(w, r)
-}
-
-// admit waits for one of the run's slots, and keeps the run within the calls it may make.
-func (h *Handler) admit(ctx context.Context) (release func(), err error) {
-	h.mu.Lock()
-	h.calls++
-	calls, crowded := h.calls, h.waiting >= maxWaiting
-	if calls <= h.b.cfg.MaxCalls && !crowded {
-		h.waiting++
-	}
-	h.mu.Unlock()
-	switch {
-	case calls > h.b.cfg.MaxCalls:
-		return nil, &problem{status: http.StatusTooManyRequests, code: codeCallLimit, message: fmt.Sprintf("a run may make %d calls", h.b.cfg.MaxCalls)}
-	case crowded:
-		return nil, &problem{status: http.StatusTooManyRequests, code: codeTooMany, message: "too many calls at once"}
-	}
-	defer func() {
-		h.mu.Lock()
-		h.waiting--
-		h.mu.Unlock()
-	}()
-	select {
-	case h.slots <- struct{}{}:
-		return func() { <-h.slots }, nil
-	case <-ctx.Done():
-		return nil, errAbandoned
-	case <-h.ctx.Done():
-		return nil, errAbandoned
-	}
-}
-
-// errAbandoned: nobody waits for the answer any more.
-var errAbandoned = &problem{status: http.StatusGone, code: codeRunEnded, message: "the call was abandoned"}

@@ -137,9 +137,7 @@ func (c *call) emit(charged run.Micros, estimated bool, reason string, tokens ..
 	if len(tokens) == 2 {
 		d.InputTokens, d.OutputTokens = tokens[0], tokens[1]
 	}
-	if c.h.s.Emit != nil {
-		c.h.s.Emit(run.NewEvent{Type: run.EventModel, At: time.Now(), Data: d})
-	}
+	c.h.emit(run.EventModel, d, c.id)
 }
 
 // finally does what must be done whether or not anybody still waits.

@@ -109,14 +109,10 @@ type provider struct {
 
 func newProvider(t testing.TB, double *openaitest.Server, change ...func(*broker.Config)) *provider {
 	t.Helper()
-	prices := filepath.Join(t.TempDir(), "prices.yaml")
-	text := "models: {openai/double: {input: 1000000, cached_input: 500000, output: 2000000, max_output_tokens: 1000}}"
-	if err := os.WriteFile(prices, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	prices := priceFile(t, "")
 	p := &provider{}
 	cfg := broker.Config{
-		PriceFile: prices, OpenAIBaseURL: double.BaseURL, OpenAIAPIKey: testKey,
+		CallRate: 1 << 20, PriceFile: prices, OpenAIBaseURL: double.BaseURL, OpenAIAPIKey: testKey,
 		Log: slog.New(slog.NewTextHandler(&p.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}
 	for _, f := range change {
@@ -194,14 +190,19 @@ type session struct {
 	transport *http.Transport
 	stop      func() // ends the run; when it returns the money is settled
 
-	mu     sync.Mutex
-	models []run.ModelData
+	mu       sync.Mutex
+	all      []run.NewEvent
+	models   []run.ModelData
+	outward  []run.CallData
+	refusals map[string]int64
 }
+
+const sessionRun = run.ID("run_0123456789abcdef0123456789abcdef")
 
 func startSession(t testing.TB, b *broker.Broker, l broker.Ledger, spec *run.Spec) *session {
 	t.Helper()
-	s := &session{t: t, ln: newPipeListener()}
-	s.handler = b.Handler(broker.Session{Run: "run_0123456789abcdef0123456789abcdef", Org: "o", Spec: spec, Ledger: l, Emit: s.emit})
+	s := &session{t: t, ln: newPipeListener(), refusals: map[string]int64{}}
+	s.handler = b.Handler(broker.Session{Run: sessionRun, Org: "o", Spec: spec, Ledger: l, Emit: s.emit})
 	s.transport = &http.Transport{DialContext: s.ln.dial, MaxIdleConnsPerHost: 64}
 	ctx, cancel := context.WithCancel(context.Background())
 	served := make(chan error, 1)
@@ -225,15 +226,65 @@ func (s *session) client() *http.Client { return &http.Client{Transport: s.trans
 func (s *session) emit(e run.NewEvent) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	d, ok := e.Data.(run.ModelData)
-	if !ok || e.Type != run.EventModel || e.At.IsZero() {
-		s.t.Errorf("odd event %+v", e)
+	s.all = append(s.all, e)
+	switch d := e.Data.(type) {
+	case run.ModelData:
+		s.models = append(s.models, d)
+		if e.Type == run.EventModel && !e.At.IsZero() {
+			return
+		}
+	case run.CallData:
+		s.outward = append(s.outward, d)
+		if (e.Type == run.EventConnection || e.Type == run.EventWeb) && !e.At.IsZero() {
+			return
+		}
+	case run.RefusedData:
+		s.refusals[d.Code] = d.Count
+		if e.Type == run.EventRefused && !e.At.IsZero() {
+			return
+		}
 	}
-	s.models = append(s.models, d)
+	s.t.Errorf("odd event %+v", e)
+}
+
+// refused is how often a code was refused, as far as events tell.
+func (s *session) refused(code string) int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.refusals[code]
+}
+
+// calls are the events of connections and the web.
+func (s *session) calls() []run.CallData {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return append([]run.CallData(nil), s.outward...)
+}
+
+// timeline is every event, as a store would number them.
+func (s *session) timeline() []run.Event {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []run.Event
+	for i, e := range s.all {
+		all = append(all, run.Event{Seq: int64(i + 1), Run: sessionRun, Type: e.Type, Data: e.Data})
+	}
+	return all
 }
 
 func (s *session) events() []run.ModelData {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return append([]run.ModelData(nil), s.models...)
+}
+
+// priceFile is a file of prices: the double's, and what is given.
+func priceFile(t testing.TB, more string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "prices.yaml")
+	text := "models: {openai/double: {input: 1000000, cached_input: 500000, output: 2000000, max_output_tokens: 1000}}\n" + more
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }

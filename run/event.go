@@ -21,6 +21,7 @@ const (
 	EventShell            EventType = "shell"             // Data: ShellData
 	EventWeb              EventType = "web"               // Data: CallData
 	EventConnection       EventType = "connection"        // Data: CallData
+	EventRefused          EventType = "broker.refused"    // Data: RefusedData
 	EventBudgetWarning    EventType = "budget.warning"    // Data: BudgetWarningData
 	EventFiles            EventType = "files"             // Data: FilesData; only where there is something to tell
 	EventMicroVMDestroyed EventType = "microvm.destroyed" // Data: MicroVMDestroyedData
@@ -56,6 +57,8 @@ type ModelData struct {
 	Charged      Micros  `json:"charged_micros"`
 	Estimated    bool    `json:"estimated,omitempty"` // the upstream gave no usage; charged by the documented rule
 	Error        string  `json:"error,omitempty"`
+
+	Receipt *Receipt `json:"receipt,omitempty"`
 }
 
 // ShellData is the data of a shell event. Command and Output are content.
@@ -78,14 +81,32 @@ type FilesData struct {
 
 // CallData is the data of web and connection events.
 type CallData struct {
-	Kind     string  `json:"kind"`
+	Kind     string  `json:"kind"` // http, postgres, fetch, search
 	Target   string  `json:"target,omitempty"`
 	Method   string  `json:"method,omitempty"`
-	Status   int     `json:"status"`
+	Status   int     `json:"status"` // of the upstream's answer; 0 if there was none
 	Bytes    int64   `json:"bytes"`
 	Duration float64 `json:"duration_ms"`
 	Charged  Micros  `json:"charged_micros"`
 	Error    string  `json:"error,omitempty"`
+
+	Receipt *Receipt `json:"receipt,omitempty"`
+}
+
+// Receipt is the broker's signature on the data of a model, web or connection event; see package run/receipt.
+type Receipt struct {
+	Call      string `json:"call"`      // id of the call, at the run's ledger too
+	Number    int64  `json:"number"`    // 1, 2, 3 ... within the run: a missing one shows
+	At        int64  `json:"at_us"`     // when the call had ended, microseconds since 1970 (UTC)
+	Key       string `json:"key"`       // id of the public key
+	Signature string `json:"signature"` // base64 (RFC 4648) of 64 bytes, Ed25519 (RFC 8032)
+}
+
+// RefusedData is the data of a broker.refused event: the machine asked the broker for what it may not, or in a way that
+// makes no sense. Of many refusals with one code only the 1st, 2nd, 4th, 8th ... is an event, with the count so far.
+type RefusedData struct {
+	Code  string `json:"code"`
+	Count int64  `json:"count"`
 }
 
 // BudgetWarningData is the data of a budget.warning event: 90 percent of the hold are charged. Pending is what calls under

@@ -78,7 +78,7 @@ func (e NewEvent) name(stored string) string {
 // forms are the event's data as JSON: as stored, and as published where that differs.
 func (e NewEvent) forms(zdr bool) (stored, live string, err error) {
 	switch e.Type {
-	case EventWorkerStarted, EventModel, EventShell, EventWeb, EventConnection, EventFiles, EventMicroVMDestroyed:
+	case EventWorkerStarted, EventModel, EventShell, EventWeb, EventConnection, EventRefused, EventFiles, EventMicroVMDestroyed:
 	default:
 		return "", "", fmt.Errorf("event %.40q is not appended: %w", e.Type, ErrRange)
 	}
@@ -168,6 +168,8 @@ func decodeData(t EventType, raw json.RawMessage) (any, error) {
 		return decodeAs[CallData](raw)
 	case EventFiles:
 		return decodeAs[FilesData](raw)
+	case EventRefused:
+		return decodeAs[RefusedData](raw)
 	case EventBudgetWarning:
 		return decodeAs[BudgetWarningData](raw)
 	case EventMicroVMDestroyed:

@@ -42,14 +42,30 @@ type Model struct {
 type Table struct {
 	// ComputePerSecond is the price of one second of a machine.
 	ComputePerSecond run.Micros
+	// Calls are the prices of one call that is not to a model.
+	Calls Calls
 	// Default prices models that are not listed; nil: they are refused.
 	Default *Model
 	// Models are keyed by "provider/model"; "provider/*" stands for every other model of the provider.
 	Models map[string]Model
 }
 
+// Calls is what one call of each kind costs.
+type Calls struct {
+	WebFetch, WebSearch, Connection, SQL run.Micros
+}
+
+// calls is the form of Calls in a price file.
+type calls struct {
+	WebFetch   *whole `yaml:"web_fetch"`
+	WebSearch  *whole `yaml:"web_search"`
+	Connection *whole `yaml:"connection"`
+	SQL        *whole `yaml:"sql"`
+}
+
 // file is the form of a price file.
 type file struct {
+	Calls            calls            `yaml:"calls"`
 	ComputePerSecond *whole           `yaml:"compute_per_second"`
 	Default          *entry           `yaml:"default"`
 	Models           map[string]entry `yaml:"models"`
@@ -112,6 +128,23 @@ func (t *Table) merge(data []byte) error {
 			return err
 		}
 		t.ComputePerSecond = v
+	}
+	for _, c := range []struct {
+		name string
+		from *whole
+		to   *run.Micros
+	}{
+		{"web_fetch", f.Calls.WebFetch, &t.Calls.WebFetch}, {"web_search", f.Calls.WebSearch, &t.Calls.WebSearch},
+		{"connection", f.Calls.Connection, &t.Calls.Connection}, {"sql", f.Calls.SQL, &t.Calls.SQL},
+	} {
+		if c.from == nil {
+			continue
+		}
+		v, err := amount("calls."+c.name, *c.from)
+		if err != nil {
+			return err
+		}
+		*c.to = v
 	}
 	if f.Default != nil {
 		m, err := f.Default.model("default")

@@ -6,11 +6,14 @@ import (
 	"encoding/base64"
 	"encoding/hex"
 	"fmt"
+	"html"
 	"io"
 	"log/slog"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
+	"unicode/utf8"
 )
 
 // Mask stands where a secret was.
@@ -99,6 +102,95 @@ func (s *Scrubber) Scrub(b []byte) []byte {
 		}
 	}
 	return b
+}
+
+// Hidden tells whether b shows a secret only to those who take it out of some wrapping, where Scrub does not find it:
+// escapes of JSON, of programs, of URLs or of HTML, up to two around each other, or line breaks, spaces and NUL bytes within.
+func (s *Scrubber) Hidden(b []byte) bool {
+	if s == nil || len(s.forms) == 0 {
+		return false
+	}
+	b = s.Scrub(b)
+	return s.hidden(b, 2)
+}
+
+func (s *Scrubber) hidden(b []byte, depth int) bool {
+	for _, unwrap := range []func([]byte) []byte{squeeze, unescapeURL, unescapeHTML, unescapeBackslash} {
+		inner := unwrap(b)
+		if inner == nil {
+			continue
+		}
+		if s.Found(inner) || depth > 1 && s.hidden(inner, depth-1) {
+			return true
+		}
+	}
+	return false
+}
+
+// squeeze drops white space and NUL bytes; nil when there are none.
+func squeeze(b []byte) []byte {
+	const dropped = " \t\r\n\x00"
+	if !bytes.ContainsAny(b, dropped) {
+		return nil
+	}
+	out := make([]byte, 0, len(b))
+	for _, c := range b {
+		if strings.IndexByte(dropped, c) < 0 {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+// unescapeURL undoes percent encoding and leaves what is none; nil when there is none.
+func unescapeURL(b []byte) []byte {
+	if bytes.IndexByte(b, '%') < 0 {
+		return nil
+	}
+	out := make([]byte, 0, len(b))
+	for i := 0; i < len(b); i++ {
+		if b[i] == '%' && i+2 < len(b) {
+			if n, err := hex.DecodeString(string(b[i+1 : i+3])); err == nil {
+				out = append(out, n[0])
+				i += 2
+				continue
+			}
+		}
+		out = append(out, b[i])
+	}
+	return out
+}
+
+func unescapeHTML(b []byte) []byte {
+	if bytes.IndexByte(b, '&') < 0 {
+		return nil
+	}
+	return []byte(html.UnescapeString(string(b)))
+}
+
+// unescapeBackslash undoes \uXXXX, \xXX and a backslash before any other character; nil when there is none.
+func unescapeBackslash(b []byte) []byte {
+	if bytes.IndexByte(b, '\\') < 0 {
+		return nil
+	}
+	out := make([]byte, 0, len(b))
+	for i := 0; i < len(b); i++ {
+		if b[i] != '\\' || i+1 == len(b) {
+			out = append(out, b[i])
+			continue
+		}
+		i++
+		digits := map[byte]int{'u': 4, 'x': 2}[b[i]]
+		if digits > 0 && i+digits < len(b) {
+			if n, err := strconv.ParseUint(string(b[i+1:i+1+digits]), 16, 32); err == nil {
+				out = utf8.AppendRune(out, rune(n))
+				i += digits
+				continue
+			}
+		}
+		out = append(out, b[i])
+	}
+	return out
 }
 
 // Tail is the length of the longest suffix of text that a secret begins with, the whole secret left out: so many bytes

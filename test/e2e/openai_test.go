@@ -34,12 +34,12 @@ func TestModelThroughTheBroker(t *testing.T) {
 	})
 	s = startOwn(t, "EPHEMERAL_OPENAI_BASE_URL="+provider.BaseURL, "EPHEMERAL_OPENAI_API_KEY="+marker)
 	n := s.tenant(t, 1_000_000)
-	r := n.finish(t, client.Request{Prompt: "Run two commands.", Model: "openai/gpt-6-luna"})
+	r := n.finish(t, client.Request{Prompt: "Run two commands.", Model: "openai/gpt-5-nano"})
 	if r.State != run.Succeeded || r.Result == nil || !strings.Contains(r.Result.Output, "two") {
 		t.Fatalf("ended %s, error %+v, result %+v\n%s", r.State, r.Error, r.Result, s.cmd.Stderr)
 	}
 	requests := provider.Requests()
-	if len(requests) != 2 || !requests[0].Stream || !requests[0].StreamOptions.IncludeUsage || requests[0].Model != "gpt-6-luna" {
+	if len(requests) != 2 || !requests[0].Stream || !requests[0].StreamOptions.IncludeUsage || requests[0].Model != "gpt-5-nano" {
 		t.Errorf("the provider got %d requests, the first %+v", len(requests), requests[0])
 	}
 	if r.Usage.ModelCalls != 2 || r.Usage.InputTokens != 200 || r.Usage.OutputTokens != 40 || r.Usage.ShellCommands != 2 || r.Money.Model <= 0 {
