@@ -43,21 +43,21 @@ const maxNamed = 100
 
 // putFiles writes the request's files into the machine before the worker starts.
 func (x *execution) putFiles(ctx context.Context) error {
-	for _, f := range x.lease.Spec.Files {
+	for i, f := range x.lease.Spec.Files {
 		var r io.Reader = strings.NewReader(f.Content)
 		if f.Encoding == "base64" {
 			b, err := base64.StdEncoding.DecodeString(f.Content)
 			if err != nil {
-				return fmt.Errorf("file %q: %w", f.Path, err)
+				return fmt.Errorf("file %d of the request: %w", i, err)
 			}
 			r = bytes.NewReader(b)
 		}
 		mode, err := fileMode(f.Mode)
 		if err != nil {
-			return fmt.Errorf("file %q: %w", f.Path, err)
+			return fmt.Errorf("file %d of the request: %w", i, err)
 		}
 		if err := x.guest.PutFile(ctx, f.Path, mode, r); err != nil {
-			return fmt.Errorf("put file %q: %w", f.Path, err)
+			return fmt.Errorf("put file %d of the request: %w", i, err)
 		}
 	}
 	return nil

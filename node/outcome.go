@@ -47,6 +47,9 @@ func (x *execution) failed(ctx context.Context, err error) run.Outcome {
 		return failure("node_lost", "the node was stopped before the run ended")
 	case errors.Is(err, errMachineLost):
 		return failure("machine_lost", "the machine ended by itself")
+	case errors.As(err, new(*guest.RefusedError)) && !x.worked && !x.ready.IsZero():
+		x.Log.Info("file refused by the machine", "run", x.lease.Run, "error", err)
+		return failure("files_failed", "the machine did not take one of the request's files; nothing was charged")
 	case errors.Is(err, guest.ErrNotPrepared):
 		return failure("prepare_failed", "the machine did not confirm its own randomness and clock, so it was not used")
 	case errors.Is(err, errTooManyEvents):

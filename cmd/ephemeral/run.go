@@ -181,7 +181,8 @@ func exitOf(r run.Run) int {
 }
 
 func runsCommand() *cobra.Command {
-	return group("runs", "Show, list and cancel runs", "", runsShowCommand(), runsListCommand(), runsCancelCommand())
+	return group("runs", "Show, list, cancel and erase runs, and download what they left", "",
+		runsShowCommand(), runsListCommand(), runsCancelCommand(), runsFilesCommand(), runsDownloadCommand(), runsDeleteCommand())
 }
 
 func runsShowCommand() *cobra.Command {

@@ -41,6 +41,8 @@ func printEvent(w io.Writer, e run.Event) {
 		line(string(e.Type), fmt.Sprintf("%s %s: %d", d.Method, oneLine(d.Target), d.Status))
 	case run.BudgetWarningData:
 		line("budget warning", fmt.Sprintf("%s of %s charged", d.Charged, d.Reserved))
+	case run.FilesData:
+		line("files", filesLine(d))
 	case run.MicroVMDestroyedData:
 		line("microVM destroyed", fmt.Sprintf("%d packets dropped", d.DroppedPackets))
 	case run.EndedData:
@@ -65,6 +67,20 @@ func placeLine(p run.Place) string {
 		return fmt.Sprintf(", place %d in line", p.Position)
 	}
 	return fmt.Sprintf(", place %d in line, about %.0f s to wait", p.Position, *p.Wait/1000)
+}
+
+func filesLine(d run.FilesData) string {
+	if d.Error != "" {
+		return "not collected: " + d.Error
+	}
+	s := fmt.Sprintf("%d left in out/, %d bytes", d.Count, d.Bytes)
+	if d.Truncated {
+		s += "; more than fits, the rest is lost"
+	}
+	if d.Skipped > 0 {
+		s += fmt.Sprintf("; %d that are no files skipped", d.Skipped)
+	}
+	return s
 }
 
 func modelLine(d run.ModelData) string {
