@@ -21,6 +21,7 @@ func main() {
 	flag.StringVar(&o.ephemeral, "ephemeral", "build/ephemeral", "program to measure")
 	flag.StringVar(&o.image, "image", envOr("EPHEMERAL_TEST_IMAGE", "build/images/base"), "directory of the image")
 	flag.IntVar(&o.rounds, "rounds", 20, "how often each is measured; cold boots a quarter of it")
+	flag.StringVar(&o.only, "only", "", "measure only this: machines, runs or gateway")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -32,8 +33,8 @@ func main() {
 }
 
 type options struct {
-	output, ephemeral, image string
-	rounds                   int
+	output, ephemeral, image, only string
+	rounds                         int
 }
 
 func envOr(name, otherwise string) string {
@@ -53,15 +54,21 @@ func run(ctx context.Context, o options) (err error) {
 	if err := os.Chmod(data, 0o711); err != nil { // machines run as other users, who have to pass through
 		return err
 	}
-	rows, err := machines(ctx, o, data)
-	if err != nil {
-		return err
+	var rows []row
+	for _, part := range []struct {
+		name    string
+		measure func(context.Context, options, string) ([]row, error)
+	}{{"machines", machines}, {"runs", runs}, {"gateway", gateways}} {
+		if o.only != "" && o.only != part.name {
+			continue
+		}
+		more, err := part.measure(ctx, o, data)
+		if err != nil {
+			return err
+		}
+		rows = append(rows, more...)
 	}
-	more, err := runs(ctx, o, data)
-	if err != nil {
-		return err
-	}
-	all := judge(append(rows, more...))
+	all := judge(rows)
 	show(all)
 	if err := save(o.output, all); err != nil {
 		return err
@@ -86,8 +93,8 @@ type row struct {
 	Samples  int      `json:"samples"`
 	P95      float64  `json:"p95"`
 
-	most      float64 // 0: no bar on the value
-	mostRatio float64 // 0: no bar on the ratio
+	most                  float64 // 0: no bar on the value
+	mostRatio, leastRatio float64 // 0: no bar on the ratio
 }
 
 // judge fills in ratios and whether the bars hold.
@@ -113,6 +120,10 @@ func judge(rows []row) []row {
 			}
 			r.Bar += fmt.Sprintf("<= %.3g x %s", r.mostRatio, r.Baseline)
 			holds = holds && r.Ratio != nil && *r.Ratio <= r.mostRatio
+		}
+		if r.leastRatio > 0 {
+			r.Bar = fmt.Sprintf(">= %.3g x %s", r.leastRatio, r.Baseline)
+			holds = holds && r.Ratio != nil && *r.Ratio >= r.leastRatio
 		}
 		if r.Bar != "" {
 			r.Holds = &holds
