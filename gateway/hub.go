@@ -42,7 +42,7 @@ func newHub(store Store, log *slog.Logger) *hub {
 func (h *hub) run(ctx context.Context) {
 	delay := minResubscribe
 	for ctx.Err() == nil {
-		events, gap, err := h.store.Subscribe(ctx)
+		events, gap, err := h.store.Subscribe(ctx, h.followed)
 		if err == nil {
 			h.markGap() // whoever came before may have missed something
 			if n := h.relay(ctx, events, gap); n > 0 {
@@ -79,6 +79,13 @@ func (h *hub) relay(ctx context.Context, events <-chan run.Event, gap <-chan str
 			h.markGap()
 		}
 	}
+}
+
+// followed tells whether anybody reads the run's events. Who joins after that reads what is stored.
+func (h *hub) followed(id run.ID) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.readers[id]) > 0
 }
 
 // publish gives the event to its run's readers. It is encoded once for all of them.

@@ -70,7 +70,7 @@ func (f *fakeStore) Events(_ context.Context, _ string, _ run.ID, after int64) (
 func (f *fakeStore) Account(context.Context, string) (run.Account, error) { return f.account() }
 func (f *fakeStore) Ping(context.Context) error                           { return f.ping() }
 
-func (f *fakeStore) Subscribe(ctx context.Context) (<-chan run.Event, <-chan struct{}, error) {
+func (f *fakeStore) Subscribe(ctx context.Context, _ func(run.ID) bool) (<-chan run.Event, <-chan struct{}, error) {
 	if f.subscribe != nil {
 		return f.subscribe(ctx)
 	}

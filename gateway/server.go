@@ -32,7 +32,7 @@ type Store interface {
 	ReadArtifact(ctx context.Context, id run.ID, a run.Artifact, at int64, n int) ([]byte, error)
 	Cancel(ctx context.Context, org string, id run.ID) (run.Run, error)
 	Delete(ctx context.Context, org string, id run.ID) error
-	Subscribe(ctx context.Context) (events <-chan run.Event, gap <-chan struct{}, err error)
+	Subscribe(ctx context.Context, wanted func(run.ID) bool) (events <-chan run.Event, gap <-chan struct{}, err error)
 
 	CreateOrg(ctx context.Context, o run.Org) (run.Org, error)
 	Org(ctx context.Context, id string) (run.Org, error)

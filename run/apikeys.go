@@ -149,7 +149,7 @@ func (s *Store) secretOf(ctx context.Context, id string) (string, error) {
 }
 
 func (s *Store) keyBySum(ctx context.Context, sum string) (Key, error) {
-	f, err := s.rdb.HGetAll(ctx, s.keys.secret(sum)).Result()
+	f, err := s.batch.hgetall(ctx, s.keys.secret(sum))
 	if err != nil {
 		return Key{}, fmt.Errorf("read key: %w", unavailable(err))
 	}

@@ -85,7 +85,7 @@ func TestRedisCluster(t *testing.T) {
 	addr := startCluster(t)
 	for _, cell := range []string{"c0", "c1", "c2", "east-4"} {
 		f := newFixture(t, func(c *Config) { c.RedisURL, c.Cell = "redis+cluster://"+addr, cell })
-		events, _, err := f.Subscribe(f.ctx)
+		events, _, err := f.Subscribe(f.ctx, nil)
 		f.must(err)
 		f.newOrg("o", 0, 10_000)
 		_, secret, err := f.CreateKey(f.ctx, "o", "k", Member)

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -200,11 +201,11 @@ func decodeEvent(line string) (Event, error) {
 // eventBuffer is how many events a subscriber may be behind before it misses some.
 const eventBuffer = 8192
 
-// Subscribe returns every event of every run of the cell as it happens, whole, also under zero data retention.
-// One per gateway. The channel closes when ctx ends; gap reports that events may have been missed (the connection broke,
+// Subscribe returns the events of the cell's runs as they happen, whole, also under zero data retention: of the runs that
+// wanted says, which is asked for each event and must not block; nil wants all. One per gateway. The channel closes when ctx ends; gap reports that events may have been missed (the connection broke,
 // or the reader was too slow) and readers must re-read with Events. It returns when the subscription is up: what happens
 // after that is delivered. Errors: ErrUnavailable, or ctx's.
-func (s *Store) Subscribe(ctx context.Context) (events <-chan Event, gap <-chan struct{}, err error) {
+func (s *Store) Subscribe(ctx context.Context, wanted func(ID) bool) (events <-chan Event, gap <-chan struct{}, err error) {
 	out, missed := make(chan Event, eventBuffer), make(chan struct{}, 1)
 	report := func() {
 		select {
@@ -213,6 +214,9 @@ func (s *Store) Subscribe(ctx context.Context) (events <-chan Event, gap <-chan 
 		}
 	}
 	err = s.subscribe(ctx, s.keys.events(), func(message string) {
+		if id, ok := eventRun(message); ok && wanted != nil && !wanted(id) {
+			return
+		}
 		e, err := decodeEvent(message)
 		if err != nil {
 			report()
@@ -228,6 +232,13 @@ func (s *Store) Subscribe(ctx context.Context) (events <-chan Event, gap <-chan 
 		return nil, nil, fmt.Errorf("subscribe to events: %w", err)
 	}
 	return out, missed, nil
+}
+
+// eventRun finds the run of an event as emit writes it (lib.lua), without decoding the rest.
+func eventRun(message string) (ID, bool) {
+	head, rest, _ := strings.Cut(message, `,"run":"`)
+	id, _, ok := strings.Cut(rest, `"`)
+	return ID(id), ok && strings.HasPrefix(head, `{"seq":`)
 }
 
 // Cancels returns the ids of runs that were asked to cancel, as it happens, until ctx ends. One that is missed while the

@@ -95,7 +95,7 @@ func TestEventDataHasItsType(t *testing.T) {
 func TestSubscribe(t *testing.T) {
 	f := newFixture(t)
 	ctx, cancel := context.WithCancel(f.ctx)
-	events, gap, err := f.open().Subscribe(ctx)
+	events, gap, err := f.open().Subscribe(ctx, nil)
 	f.must(err)
 	l := f.started(1000)
 	_, err = f.Settle(f.ctx, l, Outcome{State: Succeeded, Result: &Result{Output: "answer"}})
@@ -135,7 +135,7 @@ func TestSubscribe(t *testing.T) {
 
 func TestSlowSubscriberIsToldOfTheGap(t *testing.T) {
 	f := newFixture(t)
-	_, gap, err := f.Subscribe(f.ctx)
+	_, gap, err := f.Subscribe(f.ctx, nil)
 	f.must(err)
 	e := `{"seq":1,"run":"run_0","type":"queued","at_ms":0}`
 	for range eventBuffer/1000 + 1 {

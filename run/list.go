@@ -44,30 +44,23 @@ func (s *Store) Get(ctx context.Context, org string, id ID) (Run, error) {
 	if _, err := ParseID(string(id)); err != nil {
 		return Run{}, fmt.Errorf("get: %w", err)
 	}
-	var record *redis.MapStringStringCmd
-	var spec *redis.StringCmd
-	var streams [3]*redis.StringCmd
-	err := s.pipelined(ctx, func(p redis.Pipeliner) {
-		k := string(id)
-		record = p.HGetAll(ctx, s.keys.run(k))
-		spec = p.Get(ctx, s.keys.spec(k))
-		for i, name := range []string{s.keys.output(k), s.keys.stdout(k), s.keys.stderr(k)} {
-			streams[i] = p.Get(ctx, name)
-		}
-	})
+	fail := func(err error) (Run, error) { return Run{}, fmt.Errorf("get %s: %w", id, err) }
+	f, err := s.batch.hgetall(ctx, s.keys.run(string(id)))
 	if err != nil {
-		return Run{}, fmt.Errorf("get %s: %w", id, err)
+		return fail(unavailable(err))
 	}
-	f := record.Val()
 	if len(f) == 0 || (org != "" && f["org"] != org) {
-		return Run{}, fmt.Errorf("get %s: %w", id, ErrNotFound)
+		return fail(ErrNotFound)
 	}
 	r, err := decodeRun(id, f)
 	if err != nil {
 		return Run{}, fmt.Errorf("get: %w", err)
 	}
-	if err := r.addContents(spec, streams); err != nil {
-		return Run{}, fmt.Errorf("get %s: %w", id, err)
+	if f["split"] != "1" && r.Result == nil {
+		return r, nil
+	}
+	if err := s.readContents(ctx, &r); err != nil {
+		return fail(err)
 	}
 	if r.State == Queued {
 		if r.Queue, err = s.placeOf(ctx, r.Org, id); err != nil {
@@ -75,6 +68,28 @@ func (s *Store) Get(ctx context.Context, org string, id ID) (Run, error) {
 		}
 	}
 	return r, nil
+}
+
+// readContents reads what the record of a run does not hold itself. ErrNotFound: the run was erased meanwhile.
+func (s *Store) readContents(ctx context.Context, r *Run) error {
+	var record *redis.IntCmd
+	var spec *redis.StringCmd
+	var streams [3]*redis.StringCmd
+	k := string(r.ID)
+	err := s.pipelined(ctx, func(p redis.Pipeliner) {
+		spec = p.Get(ctx, s.keys.spec(k))
+		for i, name := range []string{s.keys.output(k), s.keys.stdout(k), s.keys.stderr(k)} {
+			streams[i] = p.Get(ctx, name)
+		}
+		record = p.Exists(ctx, s.keys.run(k))
+	})
+	if err != nil {
+		return err
+	}
+	if record.Val() == 0 {
+		return ErrNotFound
+	}
+	return r.addContents(spec, streams)
 }
 
 // addContents puts in what the record does not hold itself. Of a request under zero data retention nothing is put in,

@@ -91,6 +91,7 @@ func Open(ctx context.Context, cfg Config, opts ...Option) (*Store, error) {
 	}
 	s := &Store{rdb: rdb, cfg: cfg, keys: keys{cfg.Cell}, now: time.Now}
 	s.life, s.end = context.WithCancel(context.Background())
+	s.batch = batcher{send: s.pipeline, life: s.life, routines: &s.routines}
 	for _, o := range opts {
 		o(s)
 	}
@@ -169,6 +170,7 @@ func (s *Store) prepare(ctx context.Context) error {
 // Close ends what the store has running and closes its connections.
 func (s *Store) Close() error {
 	s.end()
+	s.batch.barrier()
 	s.routines.Wait()
 	return s.rdb.Close()
 }

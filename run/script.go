@@ -87,7 +87,7 @@ func (s *Store) eval(ctx context.Context, sc *script, keys []string, args ...any
 	var v []any
 	var err error
 	if s.cfg.Replicas == 0 || sc.lax {
-		v, err = sc.Run(ctx, s.rdb, keys, args...).Slice()
+		v, err = s.evalBatched(ctx, sc, keys, args)
 		err = unavailable(err)
 	} else {
 		v, err = s.evalDurably(ctx, sc, keys, args)

@@ -31,6 +31,7 @@ type Store struct {
 	end      context.CancelFunc
 	routines sync.WaitGroup
 	waker    waker
+	batch    batcher
 
 	unanswered unanswered
 }

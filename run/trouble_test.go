@@ -128,7 +128,7 @@ func TestGoneRedis(t *testing.T) {
 		"subscribe": func() error {
 			ctx, cancel := context.WithTimeout(f.ctx, 10*time.Second)
 			defer cancel()
-			_, _, err := f.Subscribe(ctx)
+			_, _, err := f.Subscribe(ctx, nil)
 			return err
 		},
 		"open": func() error { _, err := Open(f.ctx, f.cfg); return err },

@@ -47,7 +47,7 @@ func (f *fixture) flushed() {
 func TestZeroDataRetention(t *testing.T) {
 	f := newFixture(t)
 	f.newOrg("o", 0, 10_000)
-	events, _, err := f.Subscribe(f.ctx)
+	events, _, err := f.Subscribe(f.ctx, nil)
 	f.must(err)
 	canary := "canary-" + word(8)
 	id := f.withCanary(canary, true)

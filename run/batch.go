@@ -1,0 +1,178 @@
+package run
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Bounds of a batch.
+const (
+	maxFlights    = 2               // round trips under way at once: while Redis works on one, the next fills
+	maxBatch      = 128             // commands in one
+	maxBatched    = 32 << 10        // bytes of a command that shares a round trip; a larger one travels alone
+	flightTimeout = 3 * readTimeout // of one round trip, whatever its callers wait
+)
+
+// batcher sends the commands of many callers in one round trip: what arrives while others are under way goes together
+// next. A command alone is sent at once. The order of commands of different callers is not kept. A command may be sent
+// twice when a connection breaks, so only such may be given as can be repeated.
+type batcher struct {
+	send     func(ctx context.Context, cmds []redis.Cmder)
+	life     context.Context
+	routines *sync.WaitGroup
+
+	mu      sync.Mutex
+	waiting []*passenger
+	reads   map[string]*passenger // of those waiting, by what they read
+	flights int
+}
+
+// passenger is one command on its way.
+type passenger struct {
+	cmd  redis.Cmder
+	read string        // what it reads; empty: it is no shared read
+	gone bool          // nobody waits any more: it is not sent if it was not yet; guarded by the batcher
+	done chan struct{} // closed when cmd has its answer
+}
+
+// do sends a command and waits for its answer, at most until ctx ends; the command must not be looked at after that.
+// Its error is the command's, or ErrUnavailable with ctx's: then the command may have been carried out, or may be yet.
+func (b *batcher) do(ctx context.Context, cmd redis.Cmder) error {
+	p := &passenger{cmd: cmd, done: make(chan struct{})}
+	b.mu.Lock()
+	b.board(p)
+	b.mu.Unlock()
+	err := p.wait(ctx)
+	if ctx.Err() != nil {
+		b.mu.Lock()
+		p.gone = true
+		b.mu.Unlock()
+	}
+	return err
+}
+
+// hgetall reads a hash. Callers that ask for the same one before it was asked for share the answer: it is as new as if each
+// had asked alone. Nobody may change the map.
+func (b *batcher) hgetall(ctx context.Context, key string) (map[string]string, error) {
+	b.mu.Lock()
+	p := b.reads[key]
+	if p == nil {
+		p = &passenger{cmd: redis.NewMapStringStringCmd(context.WithoutCancel(ctx), "hgetall", key), read: key, done: make(chan struct{})}
+		if b.reads == nil {
+			b.reads = map[string]*passenger{}
+		}
+		b.reads[key] = p
+		b.board(p)
+	}
+	b.mu.Unlock()
+	if err := p.wait(ctx); err != nil {
+		return nil, err
+	}
+	return p.cmd.(*redis.MapStringStringCmd).Val(), nil
+}
+
+// board puts p into the next round trip, which begins now unless enough are under way. The caller holds mu.
+func (b *batcher) board(p *passenger) {
+	if err := b.life.Err(); err != nil {
+		p.cmd.SetErr(fmt.Errorf("store closed: %w", err))
+		close(p.done)
+		return
+	}
+	b.waiting = append(b.waiting, p)
+	if b.flights < maxFlights {
+		b.flights++
+		b.routines.Go(b.fly)
+	}
+}
+
+// fly makes round trips as long as somebody waits for one.
+func (b *batcher) fly() {
+	for {
+		b.mu.Lock()
+		n := min(len(b.waiting), maxBatch)
+		if n == 0 {
+			b.flights--
+			b.mu.Unlock()
+			return
+		}
+		aboard := make([]*passenger, 0, n)
+		cmds := make([]redis.Cmder, 0, n)
+		for _, p := range b.waiting[:n] {
+			if p.read != "" {
+				delete(b.reads, p.read)
+			}
+			if !p.gone {
+				aboard, cmds = append(aboard, p), append(cmds, p.cmd)
+			}
+		}
+		b.waiting = slices.Delete(b.waiting, 0, n)
+		b.mu.Unlock()
+		if len(cmds) == 0 {
+			continue
+		}
+		ctx, cancel := context.WithTimeout(b.life, flightTimeout)
+		b.send(ctx, cmds)
+		cancel()
+		for _, p := range aboard {
+			close(p.done)
+		}
+	}
+}
+
+// barrier returns when no round trip can begin any more; life has ended before.
+func (b *batcher) barrier() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+}
+
+func (p *passenger) wait(ctx context.Context) error {
+	select {
+	case <-p.done:
+		return p.cmd.Err()
+	case <-ctx.Done():
+		return fmt.Errorf("%w: %w", ErrUnavailable, ctx.Err())
+	}
+}
+
+// pipeline sends commands in one round trip. Each has its own error.
+func (s *Store) pipeline(ctx context.Context, cmds []redis.Cmder) {
+	_, _ = s.rdb.Pipelined(ctx, func(p redis.Pipeliner) error { // the error is that of a command
+		for _, c := range cmds {
+			_ = p.Process(ctx, c) // queues it
+		}
+		return nil
+	})
+}
+
+// evalBatched runs a script as Script.Run does, in a round trip with others.
+func (s *Store) evalBatched(ctx context.Context, sc *script, keys []string, args []any) ([]any, error) {
+	size := 0
+	all := make([]any, 0, 3+len(keys)+len(args))
+	all = append(all, "evalsha", sc.Hash(), len(keys))
+	for _, k := range keys {
+		all = append(all, k)
+		size += len(k)
+	}
+	for _, a := range args {
+		if text, ok := a.(string); ok {
+			size += len(text)
+		}
+	}
+	if size > maxBatched {
+		return sc.Run(ctx, s.rdb, keys, args...).Slice()
+	}
+	all = append(all, args...)
+	cmd := redis.NewSliceCmd(context.WithoutCancel(ctx), all...)
+	err := s.batch.do(ctx, cmd)
+	if redis.HasErrorPrefix(err, "NOSCRIPT") {
+		return sc.Eval(ctx, s.rdb, keys, args...).Slice()
+	}
+	if err != nil {
+		return nil, err
+	}
+	return cmd.Val(), nil
+}
