@@ -3,7 +3,6 @@ package run
 import (
 	"context"
 	"fmt"
-	"regexp"
 	"time"
 )
 
@@ -15,10 +14,6 @@ const maxSpecBytes = 64 << 20
 
 // maxRetentionSeconds bounds the retention that a request or an organisation may ask for: ten years.
 const maxRetentionSeconds = 10 * 365 * 86400
-
-var keyIDPattern = regexp.MustCompile(`^[A-Za-z0-9_-]{0,64}$`)
-
-var fingerprintPattern = regexp.MustCompile(`^[!-~]{1,128}$`)
 
 var admitScript = loadScript("admit")
 
@@ -72,7 +67,7 @@ func (s *Store) Admit(ctx context.Context, a Admission) (r Run, replayed bool, e
 		return fail(err)
 	}
 	if rep.code() == "REPLAY" {
-		r, err := s.Get(ctx, a.Org, ID(rep.text(1)))
+		r, err := s.whole(ctx, a.Org, ID(rep.text(1)), rep.fields(2))
 		if err != nil {
 			return fail(fmt.Errorf("replay: %w", err))
 		}
@@ -98,9 +93,9 @@ func (s *Store) Admit(ctx context.Context, a Admission) (r Run, replayed bool, e
 // check refuses what no script should see.
 func (a Admission) check() error {
 	switch {
-	case !orgPattern.MatchString(a.Org):
+	case !validOrg(a.Org):
 		return ErrNotFound
-	case !keyIDPattern.MatchString(a.Key):
+	case len(a.Key) > 64 || !urlSafe.spells(a.Key):
 		return fmt.Errorf("API key id %.80q: %w", a.Key, ErrRange)
 	case a.Spec.MaxCostMicros <= 0 || a.Spec.MaxCostMicros > maxMicros:
 		return fmt.Errorf("hold of %d micro-dollars: %w", a.Spec.MaxCostMicros, ErrRange)
@@ -108,7 +103,7 @@ func (a Admission) check() error {
 		return fmt.Errorf("retention of %d seconds: %w", a.Spec.RetentionSeconds, ErrRange)
 	case a.FirstSlice < 0 || a.FirstSlice > maxMicros:
 		return fmt.Errorf("first slice of %d micro-dollars: %w", a.FirstSlice, ErrRange)
-	case a.IdempotencyKey != "" && !fingerprintPattern.MatchString(a.Fingerprint):
+	case a.IdempotencyKey != "" && !validFingerprint(a.Fingerprint):
 		return fmt.Errorf("fingerprint: want 1 to 128 visible ASCII characters: %w", ErrRange)
 	}
 	return nil

@@ -36,10 +36,7 @@ const (
 // secretBytes is how much randomness a secret has.
 const secretBytes = 32
 
-var (
-	keyPattern    = regexp.MustCompile(`^key_[0-9a-f]{16}$`)
-	secretPattern = regexp.MustCompile(`^eph_[A-Za-z0-9_-]{43}$`)
-)
+var keyPattern = regexp.MustCompile(`^key_[0-9a-f]{16}$`)
 
 var keyScript = loadScript("key")
 
@@ -54,7 +51,7 @@ func (s *Store) CreateKey(ctx context.Context, org, name string, role Role) (Key
 		return Key{}, "", fmt.Errorf("role %.20q: want member or admin: %w", role, ErrRange)
 	case role == Admin && org != "":
 		return Key{}, "", fmt.Errorf("an admin key belongs to no organisation: %w", ErrRange)
-	case role == Member && !orgPattern.MatchString(org):
+	case role == Member && !validOrg(org):
 		return Key{}, "", fmt.Errorf("organisation %.64q: %w", org, ErrNotFound)
 	case len(name) > maxNameBytes || !utf8.ValidString(name):
 		return Key{}, "", fmt.Errorf("key name: want at most %d bytes of UTF-8: %w", maxNameBytes, ErrRange)
@@ -120,7 +117,7 @@ func (s *Store) Keys(ctx context.Context, org string) ([]Key, error) {
 // Authenticate returns the key that has this secret; ErrUnauthenticated when there is none or it was revoked. The
 // secret is looked up by its SHA-256, so how long the look-up takes tells nothing about it.
 func (s *Store) Authenticate(ctx context.Context, secret string) (Key, error) {
-	if !secretPattern.MatchString(secret) {
+	if !validSecret(secret) {
 		return Key{}, fmt.Errorf("API key has not the form of one: %w", ErrUnauthenticated)
 	}
 	k, err := s.keyBySum(ctx, digest(secret))

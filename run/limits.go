@@ -29,7 +29,7 @@ func (l Limits) check() error {
 //
 // Script limitorg.lua.
 func (s *Store) LimitOrg(ctx context.Context, org string, l Limits) (Org, error) {
-	if !orgPattern.MatchString(org) {
+	if !validOrg(org) {
 		return Org{}, fmt.Errorf("limit organisation %.64q: %w", org, ErrNotFound)
 	}
 	if err := l.check(); err != nil {

@@ -44,11 +44,16 @@ func (s *Store) Get(ctx context.Context, org string, id ID) (Run, error) {
 	if _, err := ParseID(string(id)); err != nil {
 		return Run{}, fmt.Errorf("get: %w", err)
 	}
-	fail := func(err error) (Run, error) { return Run{}, fmt.Errorf("get %s: %w", id, err) }
 	f, err := s.batch.hgetall(ctx, s.keys.run(string(id)))
 	if err != nil {
-		return fail(unavailable(err))
+		return Run{}, fmt.Errorf("get %s: %w", id, unavailable(err))
 	}
+	return s.whole(ctx, org, id, f)
+}
+
+// whole is the run with these fields in its record, contents added. Errors as for Get.
+func (s *Store) whole(ctx context.Context, org string, id ID, f map[string]string) (Run, error) {
+	fail := func(err error) (Run, error) { return Run{}, fmt.Errorf("get %s: %w", id, err) }
 	if len(f) == 0 || (org != "" && f["org"] != org) {
 		return fail(ErrNotFound)
 	}
@@ -56,15 +61,14 @@ func (s *Store) Get(ctx context.Context, org string, id ID) (Run, error) {
 	if err != nil {
 		return Run{}, fmt.Errorf("get: %w", err)
 	}
-	if f["split"] != "1" && r.Result == nil {
-		return r, nil
-	}
-	if err := s.readContents(ctx, &r); err != nil {
-		return fail(err)
+	if f["split"] == "1" || r.Result != nil {
+		if err := s.readContents(ctx, &r); err != nil {
+			return fail(err)
+		}
 	}
 	if r.State == Queued {
 		if r.Queue, err = s.placeOf(ctx, r.Org, id); err != nil {
-			return Run{}, fmt.Errorf("get %s: %w", id, err)
+			return fail(err)
 		}
 	}
 	return r, nil
@@ -128,11 +132,11 @@ func (s *Store) List(ctx context.Context, org string, p Page) (runs []Run, next 
 		p.Limit = defaultPage
 	}
 	switch {
-	case !orgPattern.MatchString(org):
+	case !validOrg(org):
 		return nil, "", fmt.Errorf("list runs of %.64q: %w", org, ErrNotFound)
 	case p.Limit < 1 || p.Limit > maxPage:
 		return nil, "", fmt.Errorf("list runs: limit %d, want 1 to %d: %w", p.Limit, maxPage, ErrRange)
-	case p.Cursor != "" && !idPattern.MatchString(p.Cursor):
+	case p.Cursor != "" && !validID(p.Cursor):
 		return nil, "", fmt.Errorf("list runs: cursor %.64q: %w", p.Cursor, ErrRange)
 	}
 	runs = []Run{}

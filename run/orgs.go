@@ -39,10 +39,7 @@ const (
 	maxConcurrency        = 100_000
 )
 
-var (
-	orgPattern = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,62}$`)
-	refPattern = regexp.MustCompile(`^[!-~]{1,200}$`) // visible ASCII
-)
+var refPattern = regexp.MustCompile(`^[!-~]{1,200}$`) // visible ASCII
 
 var orgScript, creditScript = loadScript("org"), loadScript("credit")
 
@@ -55,7 +52,7 @@ func (s *Store) CreateOrg(ctx context.Context, o Org) (Org, error) {
 		o.ID = "org_" + word(8)
 	}
 	switch {
-	case !orgPattern.MatchString(o.ID):
+	case !validOrg(o.ID):
 		return Org{}, fmt.Errorf("organisation id %.64q: want 1 to 63 of a-z, 0-9, _ and -: %w", o.ID, ErrRange)
 	case len(o.Name) > maxNameBytes || !utf8.ValidString(o.Name):
 		return Org{}, fmt.Errorf("organisation name: want at most %d bytes of UTF-8: %w", maxNameBytes, ErrRange)
@@ -75,7 +72,7 @@ func (s *Store) CreateOrg(ctx context.Context, o Org) (Org, error) {
 
 // Org returns an organisation, or ErrNotFound.
 func (s *Store) Org(ctx context.Context, id string) (Org, error) {
-	if !orgPattern.MatchString(id) {
+	if !validOrg(id) {
 		return Org{}, fmt.Errorf("organisation %.64q: %w", id, ErrNotFound)
 	}
 	f, err := s.rdb.HGetAll(ctx, s.keys.org(id)).Result()
@@ -127,7 +124,7 @@ func (s *Store) Credit(ctx context.Context, org string, amount Micros, ref strin
 		ref = "once-" + word(12)
 	}
 	switch {
-	case !orgPattern.MatchString(org):
+	case !validOrg(org):
 		return Account{}, fmt.Errorf("credit %.64q: %w", org, ErrNotFound)
 	case amount == 0 || amount > maxMicros || amount < -maxMicros:
 		return Account{}, fmt.Errorf("credit %s with %d micro-dollars: %w", org, amount, ErrRange)
@@ -147,7 +144,7 @@ func (s *Store) Credit(ctx context.Context, org string, amount Micros, ref strin
 
 // Account returns an organisation's account, or ErrNotFound.
 func (s *Store) Account(ctx context.Context, org string) (Account, error) {
-	if !orgPattern.MatchString(org) {
+	if !validOrg(org) {
 		return Account{}, fmt.Errorf("account %.64q: %w", org, ErrNotFound)
 	}
 	v, err := s.rdb.HMGet(ctx, s.keys.org(org), "balance", "held", "deposits", "charged").Result()

@@ -79,7 +79,7 @@ func TestKeys(t *testing.T) {
 	f.same(got, k)
 	admin, adminSecret, err := f.CreateKey(f.ctx, "", "root", Admin)
 	f.must(err)
-	if secret == adminSecret || !secretPattern.MatchString(secret) {
+	if secret == adminSecret || !validSecret(secret) {
 		t.Fatalf("secrets %q and %q", secret, adminSecret)
 	}
 	got, err = f.Authenticate(f.ctx, adminSecret)

@@ -22,6 +22,7 @@ const (
 	readTimeout  = 3 * time.Second
 	writeTimeout = 3 * time.Second
 	poolTimeout  = 3 * time.Second
+	protocol     = 2 // of RESP: the third looks for messages pushed by Redis before each answer, and there are none
 	maxRetries   = 2 // of commands that failed on the network; harmless, since every script may be repeated
 )
 
@@ -125,7 +126,7 @@ func dial(raw string) (redis.UniversalClient, error) {
 			return nil, fmt.Errorf("EPHEMERAL_REDIS_URL of a cluster: %w", err)
 		}
 		o.DialTimeout, o.ReadTimeout, o.WriteTimeout, o.PoolTimeout = dialTimeout, readTimeout, writeTimeout, poolTimeout
-		o.ContextTimeoutEnabled, o.DisableIdentity = true, true
+		o.ContextTimeoutEnabled, o.DisableIdentity, o.Protocol = true, true, protocol
 		return redis.NewClusterClient(o), nil
 	}
 	if u.Query().Get("master_name") != "" {
@@ -134,7 +135,7 @@ func dial(raw string) (redis.UniversalClient, error) {
 			return nil, fmt.Errorf("EPHEMERAL_REDIS_URL of Sentinels: %w", err)
 		}
 		o.DialTimeout, o.ReadTimeout, o.WriteTimeout, o.PoolTimeout = dialTimeout, readTimeout, writeTimeout, poolTimeout
-		o.MaxRetries, o.ContextTimeoutEnabled, o.DisableIdentity = maxRetries, true, true
+		o.MaxRetries, o.ContextTimeoutEnabled, o.DisableIdentity, o.Protocol = maxRetries, true, true, protocol
 		return redis.NewFailoverClient(o), nil
 	}
 	o, err := redis.ParseURL(raw)
@@ -142,7 +143,7 @@ func dial(raw string) (redis.UniversalClient, error) {
 		return nil, fmt.Errorf("EPHEMERAL_REDIS_URL: %w", err)
 	}
 	o.DialTimeout, o.ReadTimeout, o.WriteTimeout, o.PoolTimeout = dialTimeout, readTimeout, writeTimeout, poolTimeout
-	o.MaxRetries, o.ContextTimeoutEnabled, o.DisableIdentity = maxRetries, true, true
+	o.MaxRetries, o.ContextTimeoutEnabled, o.DisableIdentity, o.Protocol = maxRetries, true, true, protocol
 	o.DialerRetries = 1
 	return redis.NewClient(o), nil
 }

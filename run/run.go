@@ -6,7 +6,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"regexp"
 	"strings"
 	"time"
 
@@ -16,8 +15,6 @@ import (
 // ID names a run: "run_" and 32 lower-case hexadecimal digits, a UUIDv7 (RFC 9562) without dashes, so that ids sort by
 // the time they were made.
 type ID string
-
-var idPattern = regexp.MustCompile(`^run_[0-9a-f]{32}$`)
 
 // NewID returns a fresh run id. It fails only when the system's randomness cannot be read.
 func NewID() (ID, error) {
@@ -30,7 +27,7 @@ func NewID() (ID, error) {
 
 // ParseID checks that s has the form of a run id. It returns ErrNotFound otherwise, since no run can have such an id.
 func ParseID(s string) (ID, error) {
-	if !idPattern.MatchString(s) {
+	if !validID(s) {
 		return "", fmt.Errorf("run id %.64q: %w", s, ErrNotFound)
 	}
 	return ID(s), nil

@@ -52,7 +52,7 @@ func (s *Store) Statement(ctx context.Context, org string, after int64, limit in
 		limit = maxEntries
 	}
 	switch {
-	case !orgPattern.MatchString(org):
+	case !validOrg(org):
 		return nil, fmt.Errorf("statement of %.64q: %w", org, ErrNotFound)
 	case limit < 1 || limit > maxEntries:
 		return nil, fmt.Errorf("statement of %s: %d entries, want 1 to %d: %w", org, limit, maxEntries, ErrRange)
