@@ -52,7 +52,7 @@ func (s *Store) LimitOrg(ctx context.Context, org string, l Limits) (Org, error)
 // Script retainorg.lua.
 func (s *Store) RetainOrg(ctx context.Context, org string, seconds int) (Org, error) {
 	switch {
-	case !orgPattern.MatchString(org):
+	case !validOrg(org):
 		return Org{}, fmt.Errorf("retention of organisation %.64q: %w", org, ErrNotFound)
 	case seconds < 0 || seconds > maxRetentionSeconds:
 		return Org{}, fmt.Errorf("retention of %d seconds, want 0 to %d: %w", seconds, maxRetentionSeconds, ErrRange)
