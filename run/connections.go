@@ -24,7 +24,7 @@ func (s *Store) Connection(ctx context.Context, org, name string) (connection.Se
 
 // readConnection also returns the stored text, for a change that must not overwrite another.
 func (s *Store) readConnection(ctx context.Context, org, name string) (c connection.Sealed, text string, err error) {
-	if !orgPattern.MatchString(org) || !connection.ValidName(name) {
+	if !validOrg(org) || !connection.ValidName(name) {
 		return c, "", fmt.Errorf("connection %.64q of %.64q: %w", name, org, ErrNotFound)
 	}
 	text, err = s.rdb.HGet(ctx, s.keys.connections(org), name).Result()
@@ -121,7 +121,7 @@ func (s *Store) tryUpdate(ctx context.Context, org, name string, change func(*co
 //
 // Script connection.lua.
 func (s *Store) DeleteConnection(ctx context.Context, org, name string) error {
-	if !orgPattern.MatchString(org) || !connection.ValidName(name) {
+	if !validOrg(org) || !connection.ValidName(name) {
 		return fmt.Errorf("connection %.64q of %.64q: %w", name, org, ErrNotFound)
 	}
 	if err := s.setConnection(ctx, org, name, "", "*"); err != nil {
