@@ -22,6 +22,7 @@ type Request struct {
 	Shell             *bool             `json:"shell,omitempty"` // nil: on
 	Files             []run.File        `json:"files,omitempty"`
 	Connections       []string          `json:"connections,omitempty"`
+	ExposeBroker      bool              `json:"expose_broker,omitempty"`
 	TimeoutSeconds    int               `json:"timeout_seconds,omitempty"`
 	MaxCostMicros     run.Micros        `json:"max_cost_micros,omitempty"`
 	ZeroDataRetention bool              `json:"zero_data_retention,omitempty"`

@@ -99,6 +99,8 @@ func (q *request) member(d *decoder, name string) error {
 		return d.integer(name, &q.time)
 	case "max_cost_micros":
 		return d.integer(name, &q.budget)
+	case "expose_broker":
+		return d.flag(name, &s.ExposeBroker)
 	case "zero_data_retention":
 		return d.flag(name, &s.ZeroDataRetention)
 	case "retention_seconds":
@@ -167,7 +169,8 @@ func (q *request) check(r rules) *Problem {
 	v.metadata(q.spec.Metadata)
 	if q.given["command"] {
 		v.commandOnly(q)
-	} else {
+	}
+	if !q.given["command"] || q.spec.ExposeBroker {
 		v.model(q, r)
 		v.connections(q.spec.Connections, r)
 	}
@@ -239,22 +242,24 @@ func (v *violations) number(field string, n, least, most int64) {
 	}
 }
 
-// commandOnly refuses what only a prompt's worker can use: a command runs without model, web and connections.
+// commandOnly refuses what a command cannot use: it runs without model, web and connections, unless its programs reach
+// the broker.
 func (v *violations) commandOnly(q *request) {
 	if q.given["prompt"] {
 		return // said already
 	}
-	if q.given["model"] {
-		v.invalid("model", "cannot be used with command, which runs without a model")
+	alone := !q.spec.ExposeBroker
+	if alone && q.given["model"] {
+		v.invalid("model", "cannot be used with command, which runs without a model unless expose_broker is true")
 	}
-	if q.spec.Web {
-		v.invalid("web", "cannot be used with command")
+	if alone && q.spec.Web {
+		v.invalid("web", "cannot be used with command unless expose_broker is true")
 	}
 	if !q.spec.Shell {
 		v.invalid("shell", "cannot be false with command, which runs in the shell")
 	}
-	if len(q.spec.Connections) > 0 {
-		v.invalid("connections", "cannot be used with command")
+	if alone && len(q.spec.Connections) > 0 {
+		v.invalid("connections", "cannot be used with command unless expose_broker is true")
 	}
 }
 

@@ -334,3 +334,29 @@ func TestPathsAgainstModel(t *testing.T) {
 		}
 	})
 }
+
+// TestExposedBroker: a command whose programs reach the broker may have what a prompt may have, and a model by default.
+func TestExposedBroker(t *testing.T) {
+	got, err := parseSpec([]byte(`{"command":"x","expose_broker":true}`), testRules)
+	want := run.Spec{Command: "x", Model: "replay/proof", Shell: true, ExposeBroker: true, TimeoutSeconds: 120, MaxCostMicros: 40_000}
+	if d := cmp.Diff(want, got); d != "" || err != nil {
+		t.Error(d, err)
+	}
+	got, err = parseSpec([]byte(`{"command":"x","expose_broker":true,"model":"openai/small","web":true,"connections":["crm"]}`), testRules)
+	want = run.Spec{Command: "x", Model: "openai/small", Web: true, Connections: []string{"crm"}, Shell: true, ExposeBroker: true, TimeoutSeconds: 120, MaxCostMicros: 40_000}
+	if d := cmp.Diff(want, got); d != "" || err != nil {
+		t.Error(d, err)
+	}
+	for body, field := range map[string]string{
+		`{"command":"x","expose_broker":true,"model":"nobody/none"}`:   "model",
+		`{"command":"x","expose_broker":true,"connections":["none"]}`:  "connections[0]",
+		`{"command":"x","expose_broker":true,"shell":false}`:           "shell",
+		`{"command":"x","expose_broker":"yes"}`:                        "expose_broker",
+		`{"command":"x","expose_broker":false,"model":"openai/small"}`: "model",
+	} {
+		var p *Problem
+		if _, err := parseSpec([]byte(body), testRules); !errors.As(err, &p) || len(p.Errors) != 1 || p.Errors[0].Field != field {
+			t.Errorf("%s: %+v", body, p)
+		}
+	}
+}

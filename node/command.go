@@ -23,6 +23,13 @@ const (
 
 // command runs the spec's command, without any model.
 func (x *execution) command(ctx context.Context) error {
+	if x.lease.Spec.ExposeBroker {
+		stop, err := x.serveBroker(ctx)
+		if err != nil {
+			return err
+		}
+		defer stop()
+	}
 	both := &clipped{limit: maxEventOutput}
 	stdout, stderr := &clipped{limit: maxStream, also: both}, &clipped{limit: maxStream, also: both}
 	began := time.Now()
@@ -33,6 +40,7 @@ func (x *execution) command(ctx context.Context) error {
 		Command: x.lease.Spec.Command, Outcome: exit.Outcome, ExitCode: exit.Code,
 		Duration: float64(time.Since(began).Microseconds()) / 1000,
 		Bytes:    exit.StdoutBytes + exit.StderrBytes, Truncated: both.cut || exit.StdoutTruncated || exit.StderrTruncated,
+		MemoryLimit: exit.MemoryLimit, FullMounts: exit.FullMounts,
 	}
 	data.Output, data.Encoding = encode(both.text())
 	x.result = &run.Result{Stdout: stream(stdout, exit.StdoutBytes), Stderr: stream(stderr, exit.StderrBytes)}

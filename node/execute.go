@@ -147,6 +147,7 @@ func (x *execution) claim(ctx context.Context) error {
 	if err := x.meter.begin(ctx); err != nil {
 		return err
 	}
+	x.meter.refused = func(err error) { x.conclude(ctx, err) }
 	x.owned.Go(func() {
 		if err := x.meter.keep(ctx, start); err != nil {
 			x.end(err)

@@ -69,6 +69,8 @@ type meter struct {
 	ahead  int        // slices authorised beyond the next one, where the hold allows it
 	paid   int        // slices begun, all of them authorised
 
+	refused func(error) // called when no further slice is to be had, before the last one ends; nil: nothing
+
 	authorised int // the last slice that is authorised
 
 	mu         sync.Mutex
@@ -155,6 +157,9 @@ func (m *meter) keep(ctx context.Context, start time.Time) error {
 			return nil
 		}
 		if err := m.fill(ctx, end.Add(-margin)); err != nil {
+			if m.refused != nil {
+				m.refused(err)
+			}
 			if sleepUntil(ctx, end.Add(-margin)) {
 				return err
 			}

@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/ephemeral-run/ephemeral/broker"
@@ -20,6 +21,7 @@ func (x *execution) prompt(ctx context.Context) error {
 	spec := &x.lease.Spec
 	finished, err := x.guest.StartWorker(ctx, guest.Worker{
 		Prompt: spec.Prompt, Model: spec.Model, Shell: spec.Shell, Web: spec.Web, Connections: spec.Connections,
+		Files: len(spec.Files) > 0, Door: spec.ExposeBroker, Wall: x.wall(),
 	}, func(s guest.Shell) error { return x.shell(ctx, shellData(s)) })
 	if err != nil {
 		return err
@@ -30,6 +32,8 @@ func (x *execution) prompt(ctx context.Context) error {
 		return nil
 	case finished.ErrorCode == "budget_exhausted":
 		return run.ErrBudget
+	case finished.ErrorCode == "time_limit":
+		return errTimedOut
 	case workerCodes[finished.ErrorCode]:
 		return &workerError{finished.ErrorCode, finished.ErrorDetail}
 	default:
@@ -52,6 +56,11 @@ func (x *execution) serveBroker(ctx context.Context) (stop func(), err error) {
 			}
 		},
 	})
+	if x.lease.Spec.ExposeBroker {
+		if err := x.guest.OpenDoor(ctx); err != nil {
+			return nil, errors.Join(err, l.Close())
+		}
+	}
 	serving, cancel := context.WithCancel(ctx)
 	served := make(chan struct{})
 	go func() {
@@ -71,6 +80,7 @@ func shellData(s guest.Shell) run.ShellData {
 	d := run.ShellData{
 		Command: s.Command, Outcome: s.Exit.Outcome, ExitCode: s.Exit.Code, Duration: float64(s.Duration.Microseconds()) / 1000,
 		Bytes: s.OutputBytes, Truncated: s.OutputBytes > int64(len(s.Output)),
+		MemoryLimit: s.Exit.MemoryLimit, FullMounts: s.Exit.FullMounts,
 	}
 	d.Output, d.Encoding = encode(s.Output)
 	return d

@@ -64,13 +64,17 @@ type ModelData struct {
 // ShellData is the data of a shell event. Command and Output are content.
 type ShellData struct {
 	Command   string  `json:"command,omitempty"`
-	Outcome   string  `json:"outcome"`   // exited, signalled, timed_out, killed, lost
+	Outcome   string  `json:"outcome"`   // exited, signalled, timed_out, killed, not_found, out_of_memory, lost
 	ExitCode  int     `json:"exit_code"` // 128+n for signal n; -1 when lost
 	Duration  float64 `json:"duration_ms"`
 	Output    string  `json:"output,omitempty"`   // standard output and error as they came, bounded
 	Encoding  string  `json:"encoding,omitempty"` // "" or "base64", of Output
 	Bytes     int64   `json:"bytes"`              // written in all
 	Truncated bool    `json:"truncated,omitempty"`
+	// MemoryLimit is set when the kernel killed a process of the command for want of memory: the limit in bytes.
+	MemoryLimit int64 `json:"memory_limit_bytes,omitempty"`
+	// FullMounts are the mount points that had no space left while the command ran or when it ended.
+	FullMounts []string `json:"full_mounts,omitempty"`
 }
 
 // FilesData is the data of a files event. Files is content.

@@ -73,8 +73,9 @@ type Spec struct {
 	Shell             bool              `json:"shell"`
 	Files             []File            `json:"files,omitempty"`
 	Connections       []string          `json:"connections,omitempty"`
-	TimeoutSeconds    int               `json:"timeout_seconds"` // counted from microvm.ready; time in the queue does not count
-	MaxCostMicros     Micros            `json:"max_cost_micros"` // the hard cap; reserved in full at admission
+	ExposeBroker      bool              `json:"expose_broker,omitempty"` // programs of the machine reach the broker too
+	TimeoutSeconds    int               `json:"timeout_seconds"`         // counted from microvm.ready; time in the queue does not count
+	MaxCostMicros     Micros            `json:"max_cost_micros"`         // the hard cap; reserved in full at admission
 	ZeroDataRetention bool              `json:"zero_data_retention"`
 	RetentionSeconds  int               `json:"retention_seconds,omitempty"` // content is erased so long after the end; 0: no sooner than the rest
 	Metadata          map[string]string `json:"metadata,omitempty"`

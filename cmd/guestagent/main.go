@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/ephemeral-run/ephemeral/guestagent/boot"
+	"github.com/ephemeral-run/ephemeral/guestagent/door"
 	"github.com/ephemeral-run/ephemeral/guestagent/exec"
 	"github.com/ephemeral-run/ephemeral/guestagent/prepare"
 	"github.com/ephemeral-run/ephemeral/guestagent/proto"
@@ -57,7 +58,7 @@ func run(log *slog.Logger) error {
 		return err
 	}
 	runner, err := exec.New(exec.Config{
-		Cgroup: commandsCgroup, MemoryLimit: memory, PidsLimit: commandPids, OOMScoreAgent: "-1000", OOMScoreCommand: "500",
+		Cgroup: commandsCgroup, MemoryLimit: memory, PidsLimit: commandPids, Mounts: boot.Writable, OOMScoreAgent: "-1000", OOMScoreCommand: "500",
 	}, exec.NewReaper())
 	if err != nil {
 		return err
@@ -80,7 +81,7 @@ func run(log *slog.Logger) error {
 	}
 	agent := server.New(server.Config{
 		Version: version, Runner: runner, System: kernel, TempDir: "/tmp",
-		Accounts: accounts, Dial: way.Dial, PowerOff: boot.PowerOff, Log: log,
+		Accounts: accounts, Dial: way.Dial, DoorAddress: door.Address, AddHost: kernel.AddHost, PowerOff: boot.PowerOff, Log: log,
 	})
 	log.Info("agent ready", "version", version, "transport", way.Name())
 	return agent.Serve(context.Background(), listener)

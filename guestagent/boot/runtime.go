@@ -18,6 +18,9 @@ const Interface = "eth0"
 // Cgroups is where the version 2 hierarchy is mounted.
 const Cgroups = "/sys/fs/cgroup"
 
+// Writable are the mount points that commands can fill. Each is limited, see switchRoot and mountRuntime.
+var Writable = []string{"/", "/tmp", "/dev/shm"}
+
 // mountRuntime mounts what programs expect to find.
 func mountRuntime(memory int64) error {
 	const quiet = unix.MS_NOSUID | unix.MS_NODEV

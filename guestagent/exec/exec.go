@@ -29,9 +29,10 @@ const (
 
 // Config says where commands run.
 type Config struct {
-	Cgroup      string // directory of the version 2 hierarchy to put commands under; created
-	MemoryLimit int64  // bytes for all commands together, and for each; 0: none
-	PidsLimit   int64  // processes and threads of one command; 0: none
+	Cgroup      string   // directory of the version 2 hierarchy to put commands under; created
+	MemoryLimit int64    // bytes for all commands together, and for each; 0: none
+	PidsLimit   int64    // processes and threads of one command; 0: none
+	Mounts      []string // mount points that commands can fill
 	// OOMScoreAgent and OOMScoreCommand are values for oom_score_adj, proc(5); empty: leave both as they are.
 	OOMScoreAgent, OOMScoreCommand string
 }
@@ -59,7 +60,9 @@ type Result struct {
 	Stdout      Volume
 	Stderr      Volume
 	MemoryLimit int64 // bytes, when the kernel killed a process of it for want of memory
-	Duration    time.Duration
+	// FullMounts are those of Config.Mounts that were seen without space left while it ran or when it ended.
+	FullMounts []string
+	Duration   time.Duration
 }
 
 // ErrBusy: the machine has no process or memory left to start a command with.
@@ -213,9 +216,10 @@ func (r *Runner) runIn(ctx context.Context, group *cgroup, program string, spec 
 	if err != nil {
 		return startFailure(err, program, &spec)
 	}
+	space := watchSpace(r.config.Mounts)
 	p := startPumps(pipes, &spec, start)
 	status := r.await(ctx, group, pid, exited, spec.Timeout, state)
-	result := Result{Duration: time.Since(start)}
+	result := Result{Duration: time.Since(start), FullMounts: space.end()}
 	p.grace()
 	err = group.empty()
 	p.finish()

@@ -135,9 +135,22 @@ func (k *Kernel) SetNames(hostname, machineID string) error {
 	return errors.Join(
 		k.write(hostnameFile, hostname+"\n"),
 		k.write(machineIDFile, machineID+"\n"),
-		k.write(hostsFile, "127.0.0.1\tlocalhost\n127.0.1.1\t"+hostname+"\n"),
+		k.write(hostsFile, hosts(hostname)),
 		k.setBootID(),
 	)
+}
+
+func hosts(hostname string) string {
+	return "127.0.0.1\tlocalhost\n127.0.1.1\t" + hostname + "\n"
+}
+
+// AddHost adds a line to the hosts file. It is called after SetNames.
+func (k *Kernel) AddHost(address, name string) error {
+	hostname, err := os.Hostname()
+	if err != nil {
+		return fmt.Errorf("add host: %w", err)
+	}
+	return k.write(hostsFile, hosts(hostname)+address+"\t"+name+"\n")
 }
 
 func (k *Kernel) setBootID() error {

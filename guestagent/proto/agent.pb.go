@@ -279,7 +279,10 @@ type StartWorkerRequest struct {
 	Shell         bool                   `protobuf:"varint,3,opt,name=shell,proto3" json:"shell,omitempty"`
 	Web           bool                   `protobuf:"varint,4,opt,name=web,proto3" json:"web,omitempty"`
 	Connections   []string               `protobuf:"bytes,5,rep,name=connections,proto3" json:"connections,omitempty"`
-	MaxSteps      int64                  `protobuf:"varint,6,opt,name=max_steps,json=maxSteps,proto3" json:"max_steps,omitempty"` // model calls at the most; 0: the default
+	MaxSteps      int64                  `protobuf:"varint,6,opt,name=max_steps,json=maxSteps,proto3" json:"max_steps,omitempty"`    // model calls at the most; 0: the default
+	WallNanos     int64                  `protobuf:"varint,7,opt,name=wall_nanos,json=wallNanos,proto3" json:"wall_nanos,omitempty"` // when the final answer must be given at the latest, from now; 0: no limit
+	Door          bool                   `protobuf:"varint,8,opt,name=door,proto3" json:"door,omitempty"`                            // OpenDoor was called: the model is told
+	Files         bool                   `protobuf:"varint,9,opt,name=files,proto3" json:"files,omitempty"`                          // the run came with files: they can be read and written without a shell too
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -354,6 +357,27 @@ func (x *StartWorkerRequest) GetMaxSteps() int64 {
 		return x.MaxSteps
 	}
 	return 0
+}
+
+func (x *StartWorkerRequest) GetWallNanos() int64 {
+	if x != nil {
+		return x.WallNanos
+	}
+	return 0
+}
+
+func (x *StartWorkerRequest) GetDoor() bool {
+	if x != nil {
+		return x.Door
+	}
+	return false
+}
+
+func (x *StartWorkerRequest) GetFiles() bool {
+	if x != nil {
+		return x.Files
+	}
+	return false
 }
 
 type WorkerEvent struct {
@@ -518,7 +542,7 @@ type Finished struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Ok            bool                   `protobuf:"varint,1,opt,name=ok,proto3" json:"ok,omitempty"`
 	Output        string                 `protobuf:"bytes,2,opt,name=output,proto3" json:"output,omitempty"`                        // the final answer; at most 256 KiB
-	ErrorCode     string                 `protobuf:"bytes,3,opt,name=error_code,json=errorCode,proto3" json:"error_code,omitempty"` // budget_exhausted, model_error, step_limit, worker_error
+	ErrorCode     string                 `protobuf:"bytes,3,opt,name=error_code,json=errorCode,proto3" json:"error_code,omitempty"` // budget_exhausted, model_error, step_limit, time_limit, worker_error
 	ErrorDetail   string                 `protobuf:"bytes,4,opt,name=error_detail,json=errorDetail,proto3" json:"error_detail,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -911,7 +935,8 @@ type Exit struct {
 	StderrBytes     int64                  `protobuf:"varint,5,opt,name=stderr_bytes,json=stderrBytes,proto3" json:"stderr_bytes,omitempty"`
 	StdoutTruncated bool                   `protobuf:"varint,6,opt,name=stdout_truncated,json=stdoutTruncated,proto3" json:"stdout_truncated,omitempty"`
 	StderrTruncated bool                   `protobuf:"varint,7,opt,name=stderr_truncated,json=stderrTruncated,proto3" json:"stderr_truncated,omitempty"`
-	MemoryLimit     int64                  `protobuf:"varint,8,opt,name=memory_limit,json=memoryLimit,proto3" json:"memory_limit,omitempty"` // with out_of_memory
+	MemoryLimit     int64                  `protobuf:"varint,8,opt,name=memory_limit,json=memoryLimit,proto3" json:"memory_limit,omitempty"` // when the kernel killed a process of the command for want of memory
+	FullMounts      []string               `protobuf:"bytes,9,rep,name=full_mounts,json=fullMounts,proto3" json:"full_mounts,omitempty"`     // mount points that had no space left while it ran or when it ended: /, /tmp, ...
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -1000,6 +1025,13 @@ func (x *Exit) GetMemoryLimit() int64 {
 		return x.MemoryLimit
 	}
 	return 0
+}
+
+func (x *Exit) GetFullMounts() []string {
+	if x != nil {
+		return x.FullMounts
+	}
+	return nil
 }
 
 type PutFileRequest struct {
@@ -1382,6 +1414,158 @@ func (x *GetFileResponse) GetData() []byte {
 	return nil
 }
 
+type OpenDoorRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OpenDoorRequest) Reset() {
+	*x = OpenDoorRequest{}
+	mi := &file_agent_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OpenDoorRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OpenDoorRequest) ProtoMessage() {}
+
+func (x *OpenDoorRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OpenDoorRequest.ProtoReflect.Descriptor instead.
+func (*OpenDoorRequest) Descriptor() ([]byte, []int) {
+	return file_agent_proto_rawDescGZIP(), []int{19}
+}
+
+type OpenDoorResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OpenDoorResponse) Reset() {
+	*x = OpenDoorResponse{}
+	mi := &file_agent_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OpenDoorResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OpenDoorResponse) ProtoMessage() {}
+
+func (x *OpenDoorResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OpenDoorResponse.ProtoReflect.Descriptor instead.
+func (*OpenDoorResponse) Descriptor() ([]byte, []int) {
+	return file_agent_proto_rawDescGZIP(), []int{20}
+}
+
+type ConcludeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ErrorCode     string                 `protobuf:"bytes,1,opt,name=error_code,json=errorCode,proto3" json:"error_code,omitempty"` // budget_exhausted or time_limit
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConcludeRequest) Reset() {
+	*x = ConcludeRequest{}
+	mi := &file_agent_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConcludeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConcludeRequest) ProtoMessage() {}
+
+func (x *ConcludeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConcludeRequest.ProtoReflect.Descriptor instead.
+func (*ConcludeRequest) Descriptor() ([]byte, []int) {
+	return file_agent_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *ConcludeRequest) GetErrorCode() string {
+	if x != nil {
+		return x.ErrorCode
+	}
+	return ""
+}
+
+type ConcludeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConcludeResponse) Reset() {
+	*x = ConcludeResponse{}
+	mi := &file_agent_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConcludeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConcludeResponse) ProtoMessage() {}
+
+func (x *ConcludeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConcludeResponse.ProtoReflect.Descriptor instead.
+func (*ConcludeResponse) Descriptor() ([]byte, []int) {
+	return file_agent_proto_rawDescGZIP(), []int{22}
+}
+
 type KillRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -1390,7 +1574,7 @@ type KillRequest struct {
 
 func (x *KillRequest) Reset() {
 	*x = KillRequest{}
-	mi := &file_agent_proto_msgTypes[19]
+	mi := &file_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1402,7 +1586,7 @@ func (x *KillRequest) String() string {
 func (*KillRequest) ProtoMessage() {}
 
 func (x *KillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[19]
+	mi := &file_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1415,7 +1599,7 @@ func (x *KillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KillRequest.ProtoReflect.Descriptor instead.
 func (*KillRequest) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{19}
+	return file_agent_proto_rawDescGZIP(), []int{23}
 }
 
 type KillResponse struct {
@@ -1427,7 +1611,7 @@ type KillResponse struct {
 
 func (x *KillResponse) Reset() {
 	*x = KillResponse{}
-	mi := &file_agent_proto_msgTypes[20]
+	mi := &file_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1439,7 +1623,7 @@ func (x *KillResponse) String() string {
 func (*KillResponse) ProtoMessage() {}
 
 func (x *KillResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[20]
+	mi := &file_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1452,7 +1636,7 @@ func (x *KillResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KillResponse.ProtoReflect.Descriptor instead.
 func (*KillResponse) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{20}
+	return file_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *KillResponse) GetKilled() int64 {
@@ -1470,7 +1654,7 @@ type ShutdownRequest struct {
 
 func (x *ShutdownRequest) Reset() {
 	*x = ShutdownRequest{}
-	mi := &file_agent_proto_msgTypes[21]
+	mi := &file_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1482,7 +1666,7 @@ func (x *ShutdownRequest) String() string {
 func (*ShutdownRequest) ProtoMessage() {}
 
 func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[21]
+	mi := &file_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1495,7 +1679,7 @@ func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownRequest.ProtoReflect.Descriptor instead.
 func (*ShutdownRequest) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{21}
+	return file_agent_proto_rawDescGZIP(), []int{25}
 }
 
 type ShutdownResponse struct {
@@ -1506,7 +1690,7 @@ type ShutdownResponse struct {
 
 func (x *ShutdownResponse) Reset() {
 	*x = ShutdownResponse{}
-	mi := &file_agent_proto_msgTypes[22]
+	mi := &file_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1518,7 +1702,7 @@ func (x *ShutdownResponse) String() string {
 func (*ShutdownResponse) ProtoMessage() {}
 
 func (x *ShutdownResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[22]
+	mi := &file_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1531,7 +1715,7 @@ func (x *ShutdownResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownResponse.ProtoReflect.Descriptor instead.
 func (*ShutdownResponse) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{22}
+	return file_agent_proto_rawDescGZIP(), []int{26}
 }
 
 var File_agent_proto protoreflect.FileDescriptor
@@ -1556,14 +1740,18 @@ const file_agent_proto_rawDesc = "" +
 	"\x0fPrepareResponse\x12\x1a\n" +
 	"\breseeded\x18\x01 \x01(\bR\breseeded\x12(\n" +
 	"\x10clock_unix_nanos\x18\x02 \x01(\x03R\x0eclockUnixNanos\x12\x18\n" +
-	"\ascratch\x18\x03 \x01(\tR\ascratch\"\xa9\x01\n" +
+	"\ascratch\x18\x03 \x01(\tR\ascratch\"\xf2\x01\n" +
 	"\x12StartWorkerRequest\x12\x16\n" +
 	"\x06prompt\x18\x01 \x01(\tR\x06prompt\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12\x14\n" +
 	"\x05shell\x18\x03 \x01(\bR\x05shell\x12\x10\n" +
 	"\x03web\x18\x04 \x01(\bR\x03web\x12 \n" +
 	"\vconnections\x18\x05 \x03(\tR\vconnections\x12\x1b\n" +
-	"\tmax_steps\x18\x06 \x01(\x03R\bmaxSteps\"\x8a\x01\n" +
+	"\tmax_steps\x18\x06 \x01(\x03R\bmaxSteps\x12\x1d\n" +
+	"\n" +
+	"wall_nanos\x18\a \x01(\x03R\twallNanos\x12\x12\n" +
+	"\x04door\x18\b \x01(\bR\x04door\x12\x14\n" +
+	"\x05files\x18\t \x01(\bR\x05files\"\x8a\x01\n" +
 	"\vWorkerEvent\x126\n" +
 	"\x05shell\x18\x01 \x01(\v2\x1e.ephemeral.agent.v1.ShellEventH\x00R\x05shell\x12:\n" +
 	"\bfinished\x18\x02 \x01(\v2\x1c.ephemeral.agent.v1.FinishedH\x00R\bfinishedB\a\n" +
@@ -1601,7 +1789,7 @@ const file_agent_proto_rawDesc = "" +
 	"\fstdin_credit\x18\x03 \x01(\rH\x00R\vstdinCredit\x12.\n" +
 	"\x04exit\x18\x04 \x01(\v2\x18.ephemeral.agent.v1.ExitH\x00R\x04exitB\n" +
 	"\n" +
-	"\bresponse\"\x8b\x02\n" +
+	"\bresponse\"\xac\x02\n" +
 	"\x04Exit\x12\x18\n" +
 	"\aoutcome\x18\x01 \x01(\tR\aoutcome\x12\x12\n" +
 	"\x04code\x18\x02 \x01(\x05R\x04code\x12\x16\n" +
@@ -1610,7 +1798,9 @@ const file_agent_proto_rawDesc = "" +
 	"\fstderr_bytes\x18\x05 \x01(\x03R\vstderrBytes\x12)\n" +
 	"\x10stdout_truncated\x18\x06 \x01(\bR\x0fstdoutTruncated\x12)\n" +
 	"\x10stderr_truncated\x18\a \x01(\bR\x0fstderrTruncated\x12!\n" +
-	"\fmemory_limit\x18\b \x01(\x03R\vmemoryLimit\"L\n" +
+	"\fmemory_limit\x18\b \x01(\x03R\vmemoryLimit\x12\x1f\n" +
+	"\vfull_mounts\x18\t \x03(\tR\n" +
+	"fullMounts\"L\n" +
 	"\x0ePutFileRequest\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
 	"\x04mode\x18\x02 \x01(\rR\x04mode\x12\x12\n" +
@@ -1634,12 +1824,18 @@ const file_agent_proto_rawDesc = "" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x14\n" +
 	"\x05limit\x18\x02 \x01(\x03R\x05limit\"%\n" +
 	"\x0fGetFileResponse\x12\x12\n" +
-	"\x04data\x18\x01 \x01(\fR\x04data\"\r\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\"\x11\n" +
+	"\x0fOpenDoorRequest\"\x12\n" +
+	"\x10OpenDoorResponse\"0\n" +
+	"\x0fConcludeRequest\x12\x1d\n" +
+	"\n" +
+	"error_code\x18\x01 \x01(\tR\terrorCode\"\x12\n" +
+	"\x10ConcludeResponse\"\r\n" +
 	"\vKillRequest\"&\n" +
 	"\fKillResponse\x12\x16\n" +
 	"\x06killed\x18\x01 \x01(\x03R\x06killed\"\x11\n" +
 	"\x0fShutdownRequest\"\x12\n" +
-	"\x10ShutdownResponse2\xf3\x05\n" +
+	"\x10ShutdownResponse2\xa1\a\n" +
 	"\x05Agent\x12I\n" +
 	"\x04Ping\x12\x1f.ephemeral.agent.v1.PingRequest\x1a .ephemeral.agent.v1.PingResponse\x12R\n" +
 	"\aPrepare\x12\".ephemeral.agent.v1.PrepareRequest\x1a#.ephemeral.agent.v1.PrepareResponse\x12X\n" +
@@ -1647,7 +1843,9 @@ const file_agent_proto_rawDesc = "" +
 	"\x04Exec\x12\x1f.ephemeral.agent.v1.ExecRequest\x1a .ephemeral.agent.v1.ExecResponse(\x010\x01\x12T\n" +
 	"\aPutFile\x12\".ephemeral.agent.v1.PutFileRequest\x1a#.ephemeral.agent.v1.PutFileResponse(\x01\x12T\n" +
 	"\aCollect\x12\".ephemeral.agent.v1.CollectRequest\x1a#.ephemeral.agent.v1.CollectResponse0\x01\x12T\n" +
-	"\aGetFile\x12\".ephemeral.agent.v1.GetFileRequest\x1a#.ephemeral.agent.v1.GetFileResponse0\x01\x12I\n" +
+	"\aGetFile\x12\".ephemeral.agent.v1.GetFileRequest\x1a#.ephemeral.agent.v1.GetFileResponse0\x01\x12U\n" +
+	"\bOpenDoor\x12#.ephemeral.agent.v1.OpenDoorRequest\x1a$.ephemeral.agent.v1.OpenDoorResponse\x12U\n" +
+	"\bConclude\x12#.ephemeral.agent.v1.ConcludeRequest\x1a$.ephemeral.agent.v1.ConcludeResponse\x12I\n" +
 	"\x04Kill\x12\x1f.ephemeral.agent.v1.KillRequest\x1a .ephemeral.agent.v1.KillResponse\x12U\n" +
 	"\bShutdown\x12#.ephemeral.agent.v1.ShutdownRequest\x1a$.ephemeral.agent.v1.ShutdownResponseB;Z9github.com/ephemeral-run/ephemeral/guestagent/proto;protob\x06proto3"
 
@@ -1663,7 +1861,7 @@ func file_agent_proto_rawDescGZIP() []byte {
 	return file_agent_proto_rawDescData
 }
 
-var file_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
+var file_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_agent_proto_goTypes = []any{
 	(*PingRequest)(nil),        // 0: ephemeral.agent.v1.PingRequest
 	(*PingResponse)(nil),       // 1: ephemeral.agent.v1.PingResponse
@@ -1684,10 +1882,14 @@ var file_agent_proto_goTypes = []any{
 	(*CollectEnd)(nil),         // 16: ephemeral.agent.v1.CollectEnd
 	(*GetFileRequest)(nil),     // 17: ephemeral.agent.v1.GetFileRequest
 	(*GetFileResponse)(nil),    // 18: ephemeral.agent.v1.GetFileResponse
-	(*KillRequest)(nil),        // 19: ephemeral.agent.v1.KillRequest
-	(*KillResponse)(nil),       // 20: ephemeral.agent.v1.KillResponse
-	(*ShutdownRequest)(nil),    // 21: ephemeral.agent.v1.ShutdownRequest
-	(*ShutdownResponse)(nil),   // 22: ephemeral.agent.v1.ShutdownResponse
+	(*OpenDoorRequest)(nil),    // 19: ephemeral.agent.v1.OpenDoorRequest
+	(*OpenDoorResponse)(nil),   // 20: ephemeral.agent.v1.OpenDoorResponse
+	(*ConcludeRequest)(nil),    // 21: ephemeral.agent.v1.ConcludeRequest
+	(*ConcludeResponse)(nil),   // 22: ephemeral.agent.v1.ConcludeResponse
+	(*KillRequest)(nil),        // 23: ephemeral.agent.v1.KillRequest
+	(*KillResponse)(nil),       // 24: ephemeral.agent.v1.KillResponse
+	(*ShutdownRequest)(nil),    // 25: ephemeral.agent.v1.ShutdownRequest
+	(*ShutdownResponse)(nil),   // 26: ephemeral.agent.v1.ShutdownResponse
 }
 var file_agent_proto_depIdxs = []int32{
 	6,  // 0: ephemeral.agent.v1.WorkerEvent.shell:type_name -> ephemeral.agent.v1.ShellEvent
@@ -1703,19 +1905,23 @@ var file_agent_proto_depIdxs = []int32{
 	12, // 10: ephemeral.agent.v1.Agent.PutFile:input_type -> ephemeral.agent.v1.PutFileRequest
 	14, // 11: ephemeral.agent.v1.Agent.Collect:input_type -> ephemeral.agent.v1.CollectRequest
 	17, // 12: ephemeral.agent.v1.Agent.GetFile:input_type -> ephemeral.agent.v1.GetFileRequest
-	19, // 13: ephemeral.agent.v1.Agent.Kill:input_type -> ephemeral.agent.v1.KillRequest
-	21, // 14: ephemeral.agent.v1.Agent.Shutdown:input_type -> ephemeral.agent.v1.ShutdownRequest
-	1,  // 15: ephemeral.agent.v1.Agent.Ping:output_type -> ephemeral.agent.v1.PingResponse
-	3,  // 16: ephemeral.agent.v1.Agent.Prepare:output_type -> ephemeral.agent.v1.PrepareResponse
-	5,  // 17: ephemeral.agent.v1.Agent.StartWorker:output_type -> ephemeral.agent.v1.WorkerEvent
-	10, // 18: ephemeral.agent.v1.Agent.Exec:output_type -> ephemeral.agent.v1.ExecResponse
-	13, // 19: ephemeral.agent.v1.Agent.PutFile:output_type -> ephemeral.agent.v1.PutFileResponse
-	15, // 20: ephemeral.agent.v1.Agent.Collect:output_type -> ephemeral.agent.v1.CollectResponse
-	18, // 21: ephemeral.agent.v1.Agent.GetFile:output_type -> ephemeral.agent.v1.GetFileResponse
-	20, // 22: ephemeral.agent.v1.Agent.Kill:output_type -> ephemeral.agent.v1.KillResponse
-	22, // 23: ephemeral.agent.v1.Agent.Shutdown:output_type -> ephemeral.agent.v1.ShutdownResponse
-	15, // [15:24] is the sub-list for method output_type
-	6,  // [6:15] is the sub-list for method input_type
+	19, // 13: ephemeral.agent.v1.Agent.OpenDoor:input_type -> ephemeral.agent.v1.OpenDoorRequest
+	21, // 14: ephemeral.agent.v1.Agent.Conclude:input_type -> ephemeral.agent.v1.ConcludeRequest
+	23, // 15: ephemeral.agent.v1.Agent.Kill:input_type -> ephemeral.agent.v1.KillRequest
+	25, // 16: ephemeral.agent.v1.Agent.Shutdown:input_type -> ephemeral.agent.v1.ShutdownRequest
+	1,  // 17: ephemeral.agent.v1.Agent.Ping:output_type -> ephemeral.agent.v1.PingResponse
+	3,  // 18: ephemeral.agent.v1.Agent.Prepare:output_type -> ephemeral.agent.v1.PrepareResponse
+	5,  // 19: ephemeral.agent.v1.Agent.StartWorker:output_type -> ephemeral.agent.v1.WorkerEvent
+	10, // 20: ephemeral.agent.v1.Agent.Exec:output_type -> ephemeral.agent.v1.ExecResponse
+	13, // 21: ephemeral.agent.v1.Agent.PutFile:output_type -> ephemeral.agent.v1.PutFileResponse
+	15, // 22: ephemeral.agent.v1.Agent.Collect:output_type -> ephemeral.agent.v1.CollectResponse
+	18, // 23: ephemeral.agent.v1.Agent.GetFile:output_type -> ephemeral.agent.v1.GetFileResponse
+	20, // 24: ephemeral.agent.v1.Agent.OpenDoor:output_type -> ephemeral.agent.v1.OpenDoorResponse
+	22, // 25: ephemeral.agent.v1.Agent.Conclude:output_type -> ephemeral.agent.v1.ConcludeResponse
+	24, // 26: ephemeral.agent.v1.Agent.Kill:output_type -> ephemeral.agent.v1.KillResponse
+	26, // 27: ephemeral.agent.v1.Agent.Shutdown:output_type -> ephemeral.agent.v1.ShutdownResponse
+	17, // [17:28] is the sub-list for method output_type
+	6,  // [6:17] is the sub-list for method input_type
 	6,  // [6:6] is the sub-list for extension type_name
 	6,  // [6:6] is the sub-list for extension extendee
 	0,  // [0:6] is the sub-list for field type_name
@@ -1748,7 +1954,7 @@ func file_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_agent_proto_rawDesc), len(file_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   23,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -15,6 +15,8 @@ type AgentService interface {
 	PutFile(context.Context, Agent_PutFileServer) (*PutFileResponse, error)
 	Collect(context.Context, *CollectRequest, Agent_CollectServer) error
 	GetFile(context.Context, *GetFileRequest, Agent_GetFileServer) error
+	OpenDoor(context.Context, *OpenDoorRequest) (*OpenDoorResponse, error)
+	Conclude(context.Context, *ConcludeRequest) (*ConcludeResponse, error)
 	Kill(context.Context, *KillRequest) (*KillResponse, error)
 	Shutdown(context.Context, *ShutdownRequest) (*ShutdownResponse, error)
 }
@@ -114,6 +116,20 @@ func RegisterAgentService(srv *ttrpc.Server, svc AgentService) {
 				}
 				return svc.Prepare(ctx, &req)
 			},
+			"OpenDoor": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req OpenDoorRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.OpenDoor(ctx, &req)
+			},
+			"Conclude": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req ConcludeRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.Conclude(ctx, &req)
+			},
 			"Kill": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
 				var req KillRequest
 				if err := unmarshal(&req); err != nil {
@@ -189,6 +205,8 @@ type AgentClient interface {
 	PutFile(context.Context) (Agent_PutFileClient, error)
 	Collect(context.Context, *CollectRequest) (Agent_CollectClient, error)
 	GetFile(context.Context, *GetFileRequest) (Agent_GetFileClient, error)
+	OpenDoor(context.Context, *OpenDoorRequest) (*OpenDoorResponse, error)
+	Conclude(context.Context, *ConcludeRequest) (*ConcludeResponse, error)
 	Kill(context.Context, *KillRequest) (*KillResponse, error)
 	Shutdown(context.Context, *ShutdownRequest) (*ShutdownResponse, error)
 }
@@ -375,6 +393,22 @@ func (x *agentGetFileClient) Recv() (*GetFileResponse, error) {
 		return nil, err
 	}
 	return m, nil
+}
+
+func (c *agentClient) OpenDoor(ctx context.Context, req *OpenDoorRequest) (*OpenDoorResponse, error) {
+	var resp OpenDoorResponse
+	if err := c.client.Call(ctx, "ephemeral.agent.v1.Agent", "OpenDoor", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *agentClient) Conclude(ctx context.Context, req *ConcludeRequest) (*ConcludeResponse, error) {
+	var resp ConcludeResponse
+	if err := c.client.Call(ctx, "ephemeral.agent.v1.Agent", "Conclude", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
 }
 
 func (c *agentClient) Kill(ctx context.Context, req *KillRequest) (*KillResponse, error) {

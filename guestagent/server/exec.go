@@ -131,7 +131,7 @@ func exitOf(r exec.Result) *proto.Exit {
 	return &proto.Exit{
 		Outcome: r.Outcome, Code: int32(r.Code), Detail: r.Detail, MemoryLimit: r.MemoryLimit,
 		StdoutBytes: r.Stdout.Bytes, StderrBytes: r.Stderr.Bytes,
-		StdoutTruncated: r.Stdout.Truncated, StderrTruncated: r.Stderr.Truncated,
+		StdoutTruncated: r.Stdout.Truncated, StderrTruncated: r.Stderr.Truncated, FullMounts: r.FullMounts,
 	}
 }
 

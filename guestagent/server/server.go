@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 
+	"github.com/ephemeral-run/ephemeral/guestagent/door"
 	"github.com/ephemeral-run/ephemeral/guestagent/exec"
 	"github.com/ephemeral-run/ephemeral/guestagent/files"
 	"github.com/ephemeral-run/ephemeral/guestagent/prepare"
@@ -40,8 +41,11 @@ type Config struct {
 	TempDir  string                                                   // where the scratch directory is made: /tmp
 	Accounts map[string]Account                                       // "worker" and "root"
 	Dial     func(ctx context.Context, port uint32) (net.Conn, error) // to the host
-	PowerOff func() error
-	Log      *slog.Logger
+	// DoorAddress is where OpenDoor listens: address and port of the loopback. AddHost gives the address a name.
+	DoorAddress string
+	AddHost     func(address, name string) error
+	PowerOff    func() error
+	Log         *slog.Logger
 }
 
 // workerName is the user of everything that is not trusted.
@@ -57,6 +61,7 @@ type Server struct {
 	dir       *files.Dir
 	worker    context.CancelCauseFunc // of the running worker
 	workerEnd chan struct{}           // closed when it has ended; nil: never started
+	door      *door.Door              // nil: not open
 }
 
 // New makes a server.
@@ -100,16 +105,20 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	return fmt.Errorf("serve: %w", err)
 }
 
-// Close releases the scratch directory.
+// Close releases the scratch directory and closes the door.
 func (s *Server) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.dir == nil {
-		return nil
+	var errs []error
+	if s.door != nil {
+		errs = append(errs, s.door.Close())
+		s.door = nil
 	}
-	dir := s.dir
-	s.dir = nil
-	return dir.Close()
+	if s.dir != nil {
+		errs = append(errs, s.dir.Close())
+		s.dir = nil
+	}
+	return errors.Join(errs...)
 }
 
 // Ping answers when the agent serves.

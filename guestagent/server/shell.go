@@ -11,6 +11,7 @@ import (
 
 	"github.com/ephemeral-run/ephemeral/guestagent/exec"
 	"github.com/ephemeral-run/ephemeral/guestagent/files"
+	"github.com/ephemeral-run/ephemeral/guestagent/worker"
 )
 
 // shellOutput is what is kept of a command's output, in bytes.
@@ -86,4 +87,27 @@ func readDirectory(pipe *os.File) string {
 		return ""
 	}
 	return dir
+}
+
+// path is where a file tool's path leads: relative ones are below where the last command ended.
+func (sh *shell) path(path string) string {
+	if filepath.IsAbs(path) {
+		return path
+	}
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	return filepath.Join(sh.dir, path)
+}
+
+func (sh *shell) user() files.User {
+	return files.User{UID: sh.account.UID, GID: sh.account.GID, Groups: sh.account.Groups}
+}
+
+func (sh *shell) readFile(_ context.Context, path string, offset int64, limit int) (worker.FilePart, error) {
+	data, size, err := sh.user().Read(sh.path(path), offset, limit)
+	return worker.FilePart{Data: data, Size: size}, err
+}
+
+func (sh *shell) writeFile(_ context.Context, path string, content []byte, add bool) error {
+	return sh.user().Write(sh.path(path), content, add)
 }

@@ -50,27 +50,51 @@ func (s *Server) StartWorker(ctx context.Context, r *proto.StartWorkerRequest, s
 	}
 	defer close(ended)
 
-	transport := &http.Transport{
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return s.Dial(ctx, proto.BrokerPort)
-		},
-		MaxConnsPerHost:    brokerConns,
-		IdleConnTimeout:    brokerIdle,
-		DisableCompression: true,
-	}
+	transport := s.brokerTransport(brokerConns)
 	defer transport.CloseIdleConnections()
 	sh := &shell{server: s, account: s.Accounts[workerName], scratch: scratch, dir: scratch, report: func(e *proto.ShellEvent) error {
 		return stream.Send(&proto.WorkerEvent{Event: &proto.WorkerEvent_Shell{Shell: e}})
 	}}
-	result := worker.Run(ctx, worker.Config{
-		Prompt: r.Prompt, Model: r.Model, Shell: r.Shell, Web: r.Web, Connections: r.Connections, MaxSteps: int(r.MaxSteps),
-		HTTP: &http.Client{Transport: transport}, Exec: sh.run,
-	})
+	config := worker.Config{
+		Prompt: r.Prompt, Model: r.Model, Shell: r.Shell, Files: r.Files, Web: r.Web, Door: r.Door,
+		Connections: r.Connections, MaxSteps: int(r.MaxSteps),
+		HTTP: &http.Client{Transport: transport}, Exec: sh.run, ReadFile: sh.readFile, WriteFile: sh.writeFile,
+	}
+	if r.WallNanos > 0 {
+		config.Deadline = time.Now().Add(time.Duration(r.WallNanos))
+	}
+	result := worker.Run(ctx, config)
 	sh.wait()
 	return stream.Send(&proto.WorkerEvent{Event: &proto.WorkerEvent_Finished{Finished: &proto.Finished{
 		Ok: result.OK, Output: text(result.Output, maxFinalOutput),
 		ErrorCode: text(result.ErrorCode, maxName), ErrorDetail: text(result.ErrorDetail, maxDetail),
 	}}})
+}
+
+// brokerTransport reaches the broker, whatever the address of a request.
+func (s *Server) brokerTransport(conns int) *http.Transport {
+	return &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return s.Dial(ctx, proto.BrokerPort)
+		},
+		MaxConnsPerHost:    conns,
+		IdleConnTimeout:    brokerIdle,
+		DisableCompression: true,
+	}
+}
+
+// Conclude ends the worker with what it has done so far. Without a worker there is nothing to end.
+func (s *Server) Conclude(_ context.Context, r *proto.ConcludeRequest) (*proto.ConcludeResponse, error) {
+	if r.ErrorCode != worker.CodeBudget && r.ErrorCode != worker.CodeTime {
+		return nil, status.Errorf(codes.InvalidArgument, "error code %.40q", r.ErrorCode)
+	}
+	s.mu.Lock()
+	cancel := s.worker
+	s.mu.Unlock()
+	if cancel != nil {
+		cancel(&worker.EndError{Code: r.ErrorCode})
+	}
+	return &proto.ConcludeResponse{}, nil
 }
 
 func (s *Server) claimWorker(cancel context.CancelCauseFunc) (ended chan struct{}, err error) {
@@ -91,6 +115,8 @@ func checkWorker(r *proto.StartWorkerRequest) error {
 		return status.Error(codes.InvalidArgument, "model id is empty or too long")
 	case len(r.Connections) > maxConnections:
 		return status.Errorf(codes.InvalidArgument, "%d connections, limit %d", len(r.Connections), maxConnections)
+	case r.WallNanos < 0:
+		return status.Error(codes.InvalidArgument, "negative time limit")
 	case r.MaxSteps < 0 || r.MaxSteps > maxSteps:
 		return status.Errorf(codes.InvalidArgument, "%d steps, limit %d", r.MaxSteps, maxSteps)
 	}
@@ -125,13 +151,17 @@ func (sh *shell) wait() {
 }
 
 // run runs a command where the one before it ended and reports it.
-func (sh *shell) run(ctx context.Context, command string, timeout time.Duration) worker.Output {
+func (sh *shell) run(ctx context.Context, c worker.Command) worker.Output {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	result, output := sh.execute(ctx, command, timeout)
+	result, output := sh.execute(ctx, c.Text, c.Timeout)
 	_ = sh.report(&proto.ShellEvent{ // fails when the call has ended, and then ctx has too
-		Command: text(command, maxEventCommand), Exit: exitOf(result), Output: output,
+		Command: text(c.Text, maxEventCommand), Exit: exitOf(result), Output: output,
 		OutputBytes: result.Stdout.Bytes, DurationNanos: int64(result.Duration),
 	})
-	return worker.Output{Outcome: result.Outcome, ExitCode: result.Code, Output: output, Bytes: result.Stdout.Bytes, Truncated: result.Stdout.Truncated}
+	return worker.Output{
+		Outcome: result.Outcome, ExitCode: result.Code, Detail: result.Detail, Output: output,
+		Bytes: result.Stdout.Bytes, Truncated: result.Stdout.Truncated,
+		MemoryLimit: result.MemoryLimit, FullMounts: result.FullMounts,
+	}
 }

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"strconv"
 	"time"
 )
 
@@ -115,16 +114,9 @@ type errorDocument struct {
 }
 
 func readError(resp *http.Response) error {
-	e := &brokerError{status: resp.StatusCode}
 	data, err := io.ReadAll(io.LimitReader(resp.Body, maxErrorBytes))
-	var doc struct {
-		Error errorDocument `json:"error"`
+	if err != nil {
+		data = nil
 	}
-	if err == nil && json.Unmarshal(data, &doc) == nil {
-		e.code, e.message = doc.Error.Code, doc.Error.Message
-	}
-	if s, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil && s > 0 {
-		e.after = time.Duration(min(s, 3600)) * time.Second
-	}
-	return e
+	return parseError(resp.StatusCode, resp.Header, data)
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // The bounds of the conversation, in bytes. A model's own limit is not known here: when it refuses a conversation as too
@@ -46,30 +47,43 @@ type conversation struct {
 	ids      map[string]bool // of tool calls, so that no two are the same
 }
 
-func newConversation(c Config) *conversation {
-	t := &conversation{ids: map[string]bool{}}
-	if c.Shell {
-		t.tools = shellTool
-	}
-	t.add(message{Role: "system", Content: ptr(permissions(c))})
+// newConversation begins with the system prompt and the task.
+func newConversation(c Config, p *permits, tools json.RawMessage) *conversation {
+	t := &conversation{ids: map[string]bool{}, tools: tools}
+	t.add(message{Role: "system", Content: ptr(permissions(c, p))})
 	t.add(message{Role: "user", Content: &c.Prompt})
 	return t
 }
 
 // permissions is the system prompt for what the run allows.
-func permissions(c Config) string {
+func permissions(c Config, p *permits) string {
 	state := func(on bool) string {
 		if on {
 			return "on"
 		}
 		return "off"
 	}
-	connections := "none"
+	connections, list := "none", ""
 	if len(c.Connections) > 0 {
 		connections = strings.Join(c.Connections, ", ")
 	}
+	for _, k := range p.connections {
+		list += "\n  - " + k.line()
+	}
+	search, door, limit := "", "off", ""
+	if p.search {
+		search = " and `web_search` finds them"
+	}
+	if p.door {
+		door = "on, as an OpenAI-compatible API without a key at http://broker.local/v1, paid from this task's money"
+	}
+	if !c.Deadline.IsZero() {
+		limit = ", of " + strconv.Itoa(int(time.Until(c.Deadline).Seconds())) + " seconds in all"
+	}
 	return strings.NewReplacer(
-		"{{shell}}", state(c.Shell), "{{web}}", state(c.Web), "{{connections}}", connections, "{{steps}}", strconv.Itoa(c.MaxSteps),
+		"{{shell}}", state(p.shell), "{{files}}", state(p.files), "{{web}}", state(p.web), "{{search}}", search,
+		"{{connections}}", connections, "{{connection_list}}", list, "{{door}}", door,
+		"{{steps}}", strconv.Itoa(c.MaxSteps), "{{time}}", limit,
 	).Replace(systemPrompt)
 }
 

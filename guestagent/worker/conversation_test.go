@@ -16,7 +16,7 @@ import (
 // there, every call has its result), keep the prompt and the latest round, and are below the limit unless those are not.
 func TestShorten(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		c := newConversation(Config{Prompt: "the prompt", Shell: true, MaxSteps: 5})
+		c := newConversation(Config{Prompt: "the prompt", Shell: true, MaxSteps: 5}, &permits{shell: true}, nil)
 		base := c.size
 		text := func(name string, most int) string {
 			return strings.Repeat("ä", rapid.IntRange(0, most).Draw(t, name))
@@ -157,20 +157,6 @@ func FuzzReadStream(f *testing.F) {
 		a, err := readStream(strings.NewReader(string(in)))
 		if err == nil && (len(a.text) > maxText || len(a.calls) > maxCalls) || err != nil && a != nil {
 			t.Fatalf("%+v %v", a, err)
-		}
-	})
-}
-
-// FuzzToolCall gives calls of any form to the tools: each gets an answer that JSON can carry.
-func FuzzToolCall(f *testing.F) {
-	f.Add("shell", `{"command":"ls","timeout_seconds":1e300}`, []byte("x\xff"))
-	f.Add("shell", `{"command":null}`, []byte{})
-	f.Add("", "\xff{", []byte{})
-	f.Fuzz(func(t *testing.T, name, arguments string, out []byte) {
-		w := &worker{Config: Config{Shell: true, Exec: (&machine{out: map[string]Output{"ls": {Output: out}}}).exec}}
-		got := w.use(t.Context(), call{"id", name, arguments})
-		if got == "" || !utf8.ValidString(got) || strings.ContainsRune(got, 0) || len(got) > maxResult*3+200 {
-			t.Fatalf("%q", got)
 		}
 	})
 }

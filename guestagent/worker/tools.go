@@ -1,122 +1,114 @@
 package worker
 
 import (
-	"bytes"
 	"context"
+	_ "embed"
 	"encoding/json"
 	"fmt"
 	"strings"
-	"time"
 )
 
-// The bounds of tools.
-const (
-	maxResult      = 16 << 10  // of a tool's result as the model sees it
-	maxFinal       = 256 << 10 // of the final answer
-	maxDeeds       = 64
-	defaultTimeout = 60 * time.Second
-	maxTimeout     = time.Hour
-)
+// maxResult bounds a tool's result as the model sees it, in bytes.
+const maxResult = 16 << 10
 
-var shellTool = json.RawMessage(`[{"type":"function","function":{"name":"shell","description":"Run a command with sh -c in the machine. The result is the exit code and the output, standard output and error as they came.",` +
-	`"parameters":{"type":"object","properties":{"command":{"type":"string","description":"the command"},` +
-	`"timeout_seconds":{"type":"integer","description":"when to end the command and all it started; 60 if not given","minimum":1,"maximum":3600}},"required":["command"]}}}]`)
+// definitions describes all tools as the protocol wants it; a run is offered some of them.
+//
+//go:embed tools.json
+var definitions []byte
 
-// deed is one thing done, for an answer that the worker must write itself.
-type deed struct {
-	what, how string
+// tool is what a model may call.
+type tool struct {
+	definition json.RawMessage
+	// do makes one call. arguments is JSON of any form. What it returns is for the model, errors too.
+	do func(w *worker, ctx context.Context, arguments []byte) string
+}
+
+// doers are the tools by name, and when a run is offered them.
+var doers = map[string]struct {
+	offered func(*permits) bool
+	do      func(w *worker, ctx context.Context, arguments []byte) string
+}{
+	"shell":              {func(p *permits) bool { return p.shell }, (*worker).shell},
+	"read_file":          {func(p *permits) bool { return p.files }, (*worker).readFile},
+	"write_file":         {func(p *permits) bool { return p.files }, (*worker).writeFile},
+	"web_fetch":          {func(p *permits) bool { return p.web }, (*worker).webFetch},
+	"web_search":         {func(p *permits) bool { return p.search }, (*worker).webSearch},
+	"connection_request": {func(p *permits) bool { return p.has(kindHTTP) }, (*worker).connectionRequest},
+	"sql_query":          {func(p *permits) bool { return p.has(kindPostgres) }, (*worker).sqlQuery},
+}
+
+// permits is what a run is allowed, as far as the machine can use it.
+type permits struct {
+	shell, files, web, search, door bool
+	connections                     []connection
+}
+
+func (p *permits) has(kind string) bool {
+	for _, c := range p.connections {
+		if c.Kind == kind {
+			return true
+		}
+	}
+	return false
+}
+
+// offer returns the tools that a run may call, and their definitions as a request carries them: nil when there are none.
+func offer(p *permits) (map[string]tool, json.RawMessage, error) {
+	var all []json.RawMessage
+	if err := json.Unmarshal(definitions, &all); err != nil {
+		return nil, nil, fmt.Errorf("definitions of tools: %w", err)
+	}
+	tools, offered := map[string]tool{}, []json.RawMessage{}
+	for _, definition := range all {
+		var d struct {
+			Function struct {
+				Name string `json:"name"`
+			} `json:"function"`
+		}
+		if err := json.Unmarshal(definition, &d); err != nil {
+			return nil, nil, fmt.Errorf("definition of a tool: %w", err)
+		}
+		doer, known := doers[d.Function.Name]
+		if !known {
+			return nil, nil, fmt.Errorf("tool %q is defined and not there", d.Function.Name)
+		}
+		if doer.offered(p) {
+			tools[d.Function.Name] = tool{definition, doer.do}
+			offered = append(offered, definition)
+		}
+	}
+	if len(offered) == 0 {
+		return tools, nil, nil
+	}
+	body, err := json.Marshal(offered)
+	return tools, body, err
 }
 
 // use does what a tool call asks for. Whatever is wrong with the call is told to the model, which can do better.
 func (w *worker) use(ctx context.Context, c call) string {
-	if c.name != "shell" || !w.Shell {
-		tools := "There are no tools in this task."
-		if w.Shell {
-			tools = "The only tool is shell."
+	t, ok := w.tools[c.name]
+	if !ok {
+		others := "There are no tools in this task."
+		if names := w.toolNames(); len(names) > 0 {
+			others = "The tools of this task: " + strings.Join(names, ", ") + "."
 		}
-		return fmt.Sprintf("error: there is no tool %q. %s", bound(c.name, 64), tools)
+		return fmt.Sprintf("error: there is no tool %q. %s", clean(bound(c.name, 64)), others)
 	}
-	var args struct {
-		Command *string      `json:"command"`
-		Timeout *json.Number `json:"timeout_seconds"`
-	}
-	if err := json.Unmarshal([]byte(c.arguments), &args); err != nil {
-		return fmt.Sprintf("error: the arguments are not the JSON object that the tool takes: %v. They were: %s", err, clean(bound(c.arguments, 512)))
-	}
-	if args.Command == nil || strings.TrimSpace(*args.Command) == "" {
-		return `error: the arguments have no "command".`
-	}
-	if strings.ContainsRune(*args.Command, 0) {
-		return "error: a command cannot hold NUL bytes."
-	}
-	timeout := defaultTimeout
-	if args.Timeout != nil {
-		seconds, err := args.Timeout.Float64()
-		if err != nil || seconds <= 0 {
-			return `error: "timeout_seconds" must be a number above zero.`
-		}
-		timeout = time.Duration(min(seconds, maxTimeout.Seconds()) * float64(time.Second))
-	}
-	out := w.Exec(ctx, *args.Command, timeout)
-	status := describe(out, timeout)
-	w.record(*args.Command, status)
-	return status + "\n" + clean(bound(string(out.Output), maxResult))
+	return clean(t.do(w, ctx, []byte(c.arguments)))
 }
 
-// describe is the first line of a command's result: "exit code N", and what else there is to know.
-func describe(o Output, timeout time.Duration) string {
-	line := fmt.Sprintf("exit code %d", o.ExitCode)
-	switch o.Outcome {
-	case "", "exited":
-	case "timed_out":
-		line += fmt.Sprintf(" (ended after its time limit of %s)", timeout)
-	default:
-		line += " (" + strings.ReplaceAll(o.Outcome, "_", " ") + ")"
+// parse reads the arguments of a call. The error is for the model.
+func parse(arguments []byte, into any) error {
+	if err := json.Unmarshal(arguments, into); err != nil {
+		return fmt.Errorf("the arguments are not the JSON object that the tool takes: %w. They were: %s", err, bound(string(arguments), 512))
 	}
-	if o.Truncated {
-		line += fmt.Sprintf(" (the first %d of %d bytes of output were kept)", len(o.Output), o.Bytes)
-	}
-	return line
+	return nil
 }
+
+// failure is a result that says what went wrong.
+func failure(err error) string { return "error: " + bound(err.Error(), 4<<10) }
 
 // clean makes text of output: JSON cannot carry other bytes, and some providers refuse NUL.
 func clean(s string) string {
 	return strings.ToValidUTF8(strings.ReplaceAll(s, "\x00", "\uFFFD"), "\uFFFD")
-}
-
-func (w *worker) record(command, status string) {
-	first, _, more := strings.Cut(strings.TrimSpace(command), "\n")
-	if more {
-		first += " ..."
-	}
-	w.done = append(w.done, deed{what: bound(first, 256), how: status})
-}
-
-// stopped ends with what was done so far.
-func (w *worker) stopped(code, detail string) Result {
-	detail = clean(bound(detail, 2<<10))
-	var b bytes.Buffer
-	fmt.Fprintf(&b, "The work ended without a final answer: %s\n", detail)
-	if text := w.talk.lastText(); text != "" {
-		fmt.Fprintf(&b, "\nThe last words of the model:\n%s\n", bound(text, 16<<10))
-	}
-	if len(w.done) == 0 {
-		b.WriteString("\nNo command was run.\n")
-	} else {
-		fmt.Fprintf(&b, "\nCommands run: %d\n", len(w.done))
-		for _, d := range w.done[max(0, len(w.done)-maxDeeds):] {
-			fmt.Fprintf(&b, "- $ %s: %s\n", d.what, d.how)
-		}
-	}
-	return Result{Output: bound(strings.TrimSuffix(b.String(), "\n"), maxFinal), ErrorCode: code, ErrorDetail: detail}
-}
-
-// lastText is the last text of the model beside its tool calls.
-func (t *conversation) lastText() string {
-	for i := len(t.messages) - 1; i >= 0; i-- {
-		if m := t.messages[i]; m.Role == "assistant" && m.Content != nil && *m.Content != "" {
-			return *m.Content
-		}
-	}
-	return ""
 }

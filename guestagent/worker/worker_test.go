@@ -22,13 +22,15 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // machine is a double of what runs commands: it answers with what is written for the command, and keeps what was asked.
 type machine struct {
 	out      map[string]Output
+	files    map[string]string
 	commands []string
 	timeouts []time.Duration
 }
 
-func (m *machine) exec(_ context.Context, command string, timeout time.Duration) Output {
+func (m *machine) exec(_ context.Context, c Command) Output {
+	command := c.Text
 	m.commands = append(m.commands, command)
-	m.timeouts = append(m.timeouts, timeout)
+	m.timeouts = append(m.timeouts, c.Timeout)
 	if o, ok := m.out[command]; ok {
 		return o
 	}
@@ -103,7 +105,7 @@ func TestSystemPromptStatesThePermissions(t *testing.T) {
 		{Config{Shell: true, MaxSteps: 7}, []string{"Shell: on.", "Web: off.", "Connections: none.", "limit of 7 model calls"}},
 		{Config{Web: true, Connections: []string{"billing", "crm"}, MaxSteps: 9}, []string{"Shell: off.", "Web: on.", "Connections: billing, crm."}},
 	} {
-		got := permissions(c.c)
+		got := permissions(c.c, &permits{shell: c.c.Shell, files: c.c.Shell, web: c.c.Web})
 		for _, w := range c.want {
 			if !strings.Contains(got, w) {
 				t.Errorf("no %q in:\n%s", w, got)
@@ -191,13 +193,13 @@ func TestLimitsAndFailures(t *testing.T) {
 		{"budget", []openaitest.Answer{tool, {Status: 402, ErrorCode: "budget_exhausted", ErrorText: "no money left"}}, 0,
 			Result{false, "Let me see.", CodeBudget, "no money left"}, 2},
 		{"budget at once", []openaitest.Answer{{Status: 402, ErrorCode: "budget_exhausted", ErrorText: "no money left"}}, 0,
-			Result{false, "No command was run.", CodeBudget, "no money left"}, 1},
+			Result{false, "Nothing was done.", CodeBudget, "no money left"}, 1},
 		{"model error", []openaitest.Answer{tool, {Status: 502, ErrorCode: "model_error", ErrorText: "status 500"}}, 0,
 			Result{false, "- $ ls -l: exit code 0", CodeModel, "status 500"}, 2},
 		{"run ended", []openaitest.Answer{{Status: 410, ErrorCode: "run_ended", ErrorText: "the run has ended"}}, 0,
 			Result{false, "the run has ended", CodeWorker, "the run has ended"}, 1},
 		{"answer without a document", []openaitest.Answer{{Raw: "<html>", RawType: "text/html"}}, 0,
-			Result{false, "No command", CodeModel, "broke off"}, tries},
+			Result{false, "Nothing was done", CodeModel, "broke off"}, tries},
 		{"unavailable, then fine", []openaitest.Answer{{Status: 503, ErrorCode: "unavailable", RetryAfter: "1"}, {Text: "fine"}}, 0,
 			Result{true, "fine", "", ""}, 2},
 		{"crowded, then fine", []openaitest.Answer{{Status: 429, ErrorCode: "too_many_requests"}, {Text: "fine"}}, 0,
@@ -211,12 +213,12 @@ func TestLimitsAndFailures(t *testing.T) {
 		{"always broken", []openaitest.Answer{{Text: "half", ErrorCode: "model_error", ErrorText: "it broke"}}, 0,
 			Result{false, "", CodeModel, "it broke"}, tries},
 		{"steps", []openaitest.Answer{tool}, 3,
-			Result{false, "Commands run: 2", CodeSteps, "within 3 model calls"}, 3},
+			Result{false, "Tool calls made: 2", CodeSteps, "within 3 model calls"}, 3},
 		{"steps, with an answer", []openaitest.Answer{tool, tool, {Text: "this far"}}, 3,
-			Result{false, "this far", CodeSteps, "all of its 3 calls"}, 3},
+			Result{false, "this far", CodeSteps, "within 3 model calls"}, 3},
 		{"one step", []openaitest.Answer{{Text: "at once"}}, 1, Result{true, "at once", "", ""}, 1},
 		{"empty, then fine", []openaitest.Answer{{}, {Text: "fine"}}, 0, Result{true, "fine", "", ""}, 2},
-		{"always empty", []openaitest.Answer{{}}, 0, Result{false, "No command", CodeModel, "empty answers"}, 2},
+		{"always empty", []openaitest.Answer{{}}, 0, Result{false, "Nothing was done", CodeModel, "empty answers"}, 2},
 		{"cut off", []openaitest.Answer{{Text: "a long", Finish: "length"}}, 0, Result{true, "a long" + cutAnswer, "", ""}, 1},
 		{"refusal of the request", []openaitest.Answer{{Status: 400, ErrorCode: "invalid_request", ErrorText: "no"}}, 0, Result{false, "", CodeModel, "no"}, 1},
 		{"too long even for nothing", []openaitest.Answer{{Status: 400, ErrorCode: "context_length_exceeded", ErrorText: "too long"}}, 0, Result{false, "", CodeModel, "too long"}, 1},
@@ -241,8 +243,7 @@ func runFast(ctx context.Context, c Config) Result {
 	if c.MaxSteps == 0 {
 		c.MaxSteps = DefaultSteps
 	}
-	w := &worker{Config: c, broker: client{http: c.HTTP, sleep: func(ctx context.Context, _ time.Duration) error { return ctx.Err() }}, talk: newConversation(c)}
-	return w.run(ctx)
+	return newWorker(c, func(ctx context.Context, _ time.Duration) error { return ctx.Err() }).run(ctx)
 }
 
 func TestNoBroker(t *testing.T) {
@@ -264,15 +265,15 @@ func TestTimeEnds(t *testing.T) {
 			double := openaitest.New(t, "", answer)
 			c := config(t, double, &machine{})
 			var commands []string
-			c.Exec = func(ctx context.Context, command string, _ time.Duration) Output {
-				commands = append(commands, command)
+			c.Exec = func(ctx context.Context, command Command) Output {
+				commands = append(commands, command.Text)
 				<-ctx.Done()
 				return Output{Outcome: "killed", ExitCode: 137}
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 			defer cancel()
 			got := Run(ctx, c)
-			if got.OK || got.ErrorCode != CodeWorker || got.Output == "" || !strings.Contains(got.ErrorDetail, "time ended") {
+			if got.OK || got.ErrorCode != CodeWorker || got.Output == "" || !strings.Contains(got.ErrorDetail, "ended from outside") {
 				t.Errorf("%+v", got)
 			}
 			if name == "while a command runs" && (len(commands) != 1 || !strings.Contains(got.Output, "- $ slow: exit code 137 (killed)")) {
@@ -285,7 +286,7 @@ func TestTimeEnds(t *testing.T) {
 func TestPanicIsAnError(t *testing.T) {
 	double := openaitest.New(t, "", openaitest.Answer{ToolCalls: []openaitest.ToolCall{openaitest.Shell("a", "x")}})
 	c := config(t, double, &machine{})
-	c.Exec = func(context.Context, string, time.Duration) Output { panic("boom") }
+	c.Exec = func(context.Context, Command) Output { panic("boom") }
 	if got := Run(t.Context(), c); got.OK || got.ErrorCode != CodeWorker || got.Output == "" {
 		t.Errorf("%+v", got)
 	}

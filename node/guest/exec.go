@@ -45,12 +45,17 @@ type Exit struct {
 	StderrBytes     int64
 	StdoutTruncated bool
 	StderrTruncated bool
-	MemoryLimit     int64 // bytes, with out_of_memory
+	MemoryLimit     int64 // bytes, when the kernel killed a process of it for want of memory
+	// FullMounts are mount points that had no space left while it ran or when it ended.
+	FullMounts []string
 }
 
 var outcomes = map[string]bool{
 	"exited": true, "signalled": true, "timed_out": true, "killed": true, "not_found": true, "out_of_memory": true,
 }
+
+// mounts are what an agent may call full.
+var mounts = map[string]bool{"/": true, "/tmp": true, "/dev/shm": true}
 
 // Exec runs a command and writes what it wrote, exactly, to stdout and stderr, either of which may be nil. An error says
 // that the outcome is not known: ErrLost, a RefusedError, the cause of ctx, or that of a writer or of Stdin.
@@ -220,11 +225,18 @@ func checkExit(e *proto.Exit) (Exit, error) {
 		return Exit{}, broke("detail of %d bytes", len(e.Detail))
 	case e.StdoutBytes < 0 || e.StderrBytes < 0 || e.MemoryLimit < 0:
 		return Exit{}, broke("negative count")
+	case len(e.FullMounts) > len(mounts):
+		return Exit{}, broke("%d full mounts", len(e.FullMounts))
+	}
+	for i, mount := range e.FullMounts {
+		if !mounts[mount] || slices.Contains(e.FullMounts[:i], mount) {
+			return Exit{}, broke("full mount %.40q", mount)
+		}
 	}
 	return Exit{
 		Outcome: e.Outcome, Code: int(e.Code), Detail: e.Detail, MemoryLimit: e.MemoryLimit,
 		StdoutBytes: e.StdoutBytes, StderrBytes: e.StderrBytes,
-		StdoutTruncated: e.StdoutTruncated, StderrTruncated: e.StderrTruncated,
+		StdoutTruncated: e.StdoutTruncated, StderrTruncated: e.StderrTruncated, FullMounts: e.FullMounts,
 	}, nil
 }
 

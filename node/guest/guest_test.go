@@ -454,7 +454,7 @@ func TestBrokenStreamIsLost(t *testing.T) {
 	m, _ := prepared(t)
 	time.AfterFunc(300*time.Millisecond, func() { _ = m.guest.Close() })
 	exit, err := m.Exec(ctx(t), Command{Args: []string{"sh", "-c", "echo on; sleep 1000"}}, nil, nil)
-	if !errors.Is(err, ErrLost) || exit != (Exit{}) {
+	if !errors.Is(err, ErrLost) || exit.Outcome != "" {
 		t.Errorf("got %+v, %v", exit, err)
 	}
 	if _, err := m.Exec(ctx(t), Command{Args: []string{"true"}}, nil, nil); !errors.Is(err, ErrLost) {

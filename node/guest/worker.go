@@ -16,7 +16,10 @@ type Worker struct {
 	Shell       bool
 	Web         bool
 	Connections []string
-	MaxSteps    int // model calls at the most; 0: the agent's default
+	Files       bool          // the run came with files
+	Door        bool          // OpenDoor was called
+	MaxSteps    int           // model calls at the most; 0: the agent's default
+	Wall        time.Duration // when the final answer must be there at the latest; 0: no limit
 }
 
 // Shell is a command that the worker ran.
@@ -32,7 +35,7 @@ type Shell struct {
 type Finished struct {
 	OK          bool
 	Output      string // the final answer; at most 256 KiB
-	ErrorCode   string // budget_exhausted, model_error, step_limit, worker_error
+	ErrorCode   string // budget_exhausted, model_error, step_limit, time_limit, worker_error
 	ErrorDetail string
 }
 
@@ -45,7 +48,7 @@ const (
 	maxQueuedBytes  = 32 << 20
 )
 
-var workerErrors = map[string]bool{"budget_exhausted": true, "model_error": true, "step_limit": true, "worker_error": true}
+var workerErrors = map[string]bool{"budget_exhausted": true, "model_error": true, "step_limit": true, "time_limit": true, "worker_error": true}
 
 // StartWorker runs the worker to its end and calls onShell for each command it ran, in order. An error of onShell ends
 // the call, and with it the worker.
@@ -56,6 +59,7 @@ func (c *Client) StartWorker(ctx context.Context, w Worker, onShell func(Shell) 
 		k.guard.streaming(unlimited)
 		stream, err := k.agent.StartWorker(ctx, &proto.StartWorkerRequest{
 			Prompt: w.Prompt, Model: w.Model, Shell: w.Shell, Web: w.Web, Connections: w.Connections, MaxSteps: int64(w.MaxSteps),
+			Files: w.Files, Door: w.Door, WallNanos: int64(w.Wall),
 		})
 		if err != nil {
 			return err
