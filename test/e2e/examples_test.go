@@ -55,8 +55,11 @@ func TestExampleCSVAnalysis(t *testing.T) {
 	if r.Usage.ModelCalls != 3 || r.Usage.TotalTokens != 6577 || r.Usage.ShellCommands != 2 || r.Money.Model != 353 {
 		t.Errorf("usage %+v, money %+v, want 3 model calls, 6577 tokens, 2 commands, 353 for models", r.Usage, r.Money)
 	}
-	if got, want := shape(n.events(t, r.ID)), "queued microvm.ready worker.started model shell model shell model files microvm.destroyed succeeded worker.destroyed"; got != want {
-		t.Errorf("events are %s, want %s", got, want)
+	// Events of commands and of model calls come by different ways, so neighbours may change places.
+	got := shape(n.events(t, r.ID))
+	order := regexp.MustCompile(`^queued microvm\.ready worker\.started model( shell| model){4} files microvm\.destroyed succeeded worker\.destroyed$`)
+	if !order.MatchString(got) || strings.Count(got, " model") != 3 {
+		t.Errorf("events are %s", got)
 	}
 }
 
