@@ -42,9 +42,9 @@ func TestSandboxProof(t *testing.T) {
 	var commands []string
 	result := worker.Run(t.Context(), worker.Config{
 		Prompt: "p", Model: "replay/sandbox-proof", Shell: true, HTTP: s.client(),
-		Exec: func(ctx context.Context, command string, timeout time.Duration) worker.Output {
-			commands = append(commands, command)
-			return shell(ctx, command, timeout)
+		Exec: func(ctx context.Context, c worker.Command) worker.Output {
+			commands = append(commands, c.Text)
+			return shell(ctx, c.Text, c.Timeout)
 		},
 	})
 	t.Cleanup(func() { os.Remove("/tmp/proof.txt") })
@@ -98,7 +98,8 @@ func TestSandboxProofIsNotCanned(t *testing.T) {
 	s := startSession(t, b, newLedger(40_000), &run.Spec{Prompt: "p", Model: "replay/sandbox-proof", Shell: true})
 	result := worker.Run(t.Context(), worker.Config{
 		Prompt: "p", Model: "replay/sandbox-proof", Shell: true, HTTP: s.client(),
-		Exec: func(_ context.Context, command string, _ time.Duration) worker.Output {
+		Exec: func(_ context.Context, c worker.Command) worker.Output {
+			command := c.Text
 			switch {
 			case strings.HasPrefix(command, "pwd"):
 				return worker.Output{Outcome: "exited", Output: []byte("/elsewhere\nsomebody\n")}
