@@ -2,10 +2,10 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build image demo serve test test-kvm bench lint fuzz clean doctor
+.PHONY: help setup build image demo serve test test-kvm bench bench-kvm lint fuzz clean doctor
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## install the Debian packages that are missing
 	@scripts/setup
@@ -33,6 +33,9 @@ test-kvm: ## test every hypervisor on real KVM, in an emulated machine where thi
 
 bench: ## measure, and compare with bare QEMU (build/bench.json)
 	@scripts/bench
+
+bench-kvm: ## measure Cloud Hypervisor's machines on real KVM, beside bare ones (build/bench-kvm.json)
+	@scripts/bench-kvm
 
 lint: ## gofmt, go vet, staticcheck
 	@scripts/lint

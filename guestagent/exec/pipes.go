@@ -67,6 +67,9 @@ func (p *pipes) input(spec *Spec) (*os.File, error) {
 	return child, err
 }
 
+// pipeSize is what an output pipe holds, so that a command can go on while what it wrote is on its way.
+const pipeSize = 2 * ChunkSize
+
 // pipe makes a pipe of which our end is polled and the child's end blocks, as programs expect.
 func pipe(read bool) (ours, childs *os.File, err error) {
 	var fds [2]int
@@ -74,7 +77,9 @@ func pipe(read bool) (ours, childs *os.File, err error) {
 		return nil, nil, err
 	}
 	our, child := fds[0], fds[1]
-	if !read {
+	if read {
+		_, _ = unix.FcntlInt(uintptr(our), unix.F_SETPIPE_SZ, pipeSize) // where it may not grow, it is as it was
+	} else {
 		our, child = child, our
 	}
 	if err := unix.SetNonblock(our, true); err != nil {

@@ -903,7 +903,7 @@ type isExecResponse_Response interface {
 }
 
 type ExecResponse_Stdout struct {
-	Stdout []byte `protobuf:"bytes,1,opt,name=stdout,proto3,oneof"` // at most 32 KiB a message
+	Stdout []byte `protobuf:"bytes,1,opt,name=stdout,proto3,oneof"` // at most 128 KiB a message
 }
 
 type ExecResponse_Stderr struct {

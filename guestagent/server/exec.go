@@ -21,6 +21,7 @@ const (
 	maxCredit      = 1 << 20
 	maxStdinChunk  = 32 << 10
 	maxStdinQueued = 16
+	stdinBatch     = 8 // messages of input that are acknowledged together
 )
 
 // maxArguments bounds arguments and environment of a command together, in bytes; the kernel allows a quarter of the
@@ -145,7 +146,8 @@ type execCall struct {
 	mu     sync.Mutex // also serialises what is sent
 	more   *sync.Cond // credit came, or ctx ended
 	credit int
-	broken error // what the caller did against the rules
+	owed   uint32 // messages of input that were taken and not acknowledged
+	broken error  // what the caller did against the rules
 }
 
 // receive takes the caller's requests until the call ends.
@@ -252,8 +254,16 @@ func (c *execCall) wake() {
 	c.more.Broadcast()
 }
 
+// taken acknowledges input, several messages at once: the caller has as much credit again until then.
 func (c *execCall) taken() {
-	_ = c.respond(&proto.ExecResponse{Response: &proto.ExecResponse_StdinCredit{StdinCredit: 1}})
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.owed++; c.owed < stdinBatch {
+		return
+	}
+	credit := c.owed
+	c.owed = 0
+	_ = c.stream.Send(&proto.ExecResponse{Response: &proto.ExecResponse_StdinCredit{StdinCredit: credit}})
 }
 
 func (c *execCall) respond(response *proto.ExecResponse) error {

@@ -97,7 +97,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	}
 	stop := context.AfterFunc(ctx, func() { _ = rpc.Close() })
 	defer stop()
-	err = rpc.Serve(ctx, l)
+	err = rpc.Serve(ctx, proto.WholeListener(l))
 	_ = rpc.Close()
 	if ctx.Err() != nil || errors.Is(err, ttrpc.ErrServerClosed) {
 		return nil

@@ -67,7 +67,7 @@ func (c *Client) do(ctx context.Context, what string, fn func(*call) error) erro
 		return fmt.Errorf("%s: %w: %w", what, ErrLost, err)
 	}
 	guarded := newGuard(conn)
-	client := ttrpc.NewClient(guarded)
+	client := ttrpc.NewClient(proto.Whole(guarded))
 	stop := context.AfterFunc(ctx, func() { _ = client.Close() })
 	err = fn(&call{agent: proto.NewAgentClient(client), guard: guarded})
 	stop()

@@ -17,7 +17,8 @@ import (
 const (
 	firstCredit   = 16 // output messages on their way at the most
 	creditBatch   = 8
-	maxChunk      = 32 << 10
+	maxChunk      = 128 << 10 // bytes of output in a message
+	stdinChunk    = 32 << 10
 	stdinCredit   = 16
 	defaultOutput = 16 << 20 // bytes of each stream when OutputLimit is 0
 )
@@ -243,7 +244,7 @@ func checkExit(e *proto.Exit) (Exit, error) {
 // feed sends the input, each message when the agent is ready for it. A failed send shows in receive.
 func (x *execution) feed(r io.Reader) {
 	if r != nil {
-		buffer := make([]byte, maxChunk)
+		buffer := make([]byte, stdinChunk)
 		for {
 			n, err := r.Read(buffer)
 			if n > 0 && !x.sendInput(buffer[:n]) {

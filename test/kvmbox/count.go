@@ -14,7 +14,17 @@ type Count struct {
 	Passed  int      `json:"passed"`
 	Failed  int      `json:"failed"`
 	LeftOut int      `json:"left_out"`
+	Rounds  int      `json:"rounds"`  // how often the conformance suite has run; the counts are of all rounds
 	Reasons []string `json:"reasons"` // why tests were left out, and what failed
+}
+
+// merge adds a further round.
+func (c *Count) merge(more Count) {
+	c.Passed += more.Passed
+	c.Failed += more.Failed
+	c.LeftOut += more.LeftOut
+	c.Rounds += more.Rounds
+	c.Reasons = append(c.Reasons, more.Reasons...)
 }
 
 // leaveOut notes that a driver's tests were not run at all.

@@ -25,6 +25,8 @@ type Suite struct {
 	Box             bool // take a box even where this host's KVM serves
 	// Limit is the time for each driver's tests, and for the run.
 	Limit time.Duration
+	// Rounds is how often Cloud Hypervisor's conformance suite runs, its other tests once; 0: once.
+	Rounds int
 	// Drivers to test, the run counted as one named "run"; empty: all.
 	Only []string
 	Out  io.Writer
@@ -59,7 +61,7 @@ func (r *Record) Summarise(w io.Writer) {
 		if !ok {
 			c = Count{Reasons: []string{"not reached"}}
 		}
-		fmt.Fprintf(w, "%s: %d passed, %d failed, %d left out\n", d.name, c.Passed, c.Failed, c.LeftOut)
+		fmt.Fprintf(w, "%s: %d passed, %d failed, %d left out, in %d rounds\n", d.name, c.Passed, c.Failed, c.LeftOut, c.Rounds)
 		for _, reason := range c.Reasons {
 			fmt.Fprintf(w, "  %s\n", reason)
 		}
@@ -80,14 +82,15 @@ const slowInBox = 20
 
 // driver is one whose tests run.
 type driver struct {
-	name string
-	pkg  string // of the tests
-	run  string // regular expression of the tests to run
+	name  string
+	pkg   string // of the tests
+	run   string // regular expression of the tests to run
+	again string // of those to repeat
 }
 
 var drivers = []driver{
-	{"qemu", "vmm/qemu", "^TestConformance$"},
-	{"cloud-hypervisor", "vmm/cloudhypervisor", "^TestReal"},
+	{"qemu", "vmm/qemu", "^TestConformance$", ""},
+	{"cloud-hypervisor", "vmm/cloudhypervisor", "^TestReal", "^TestRealConformance$"},
 }
 
 // Names below a place's directory.
@@ -239,19 +242,32 @@ func (s *Suite) environment(place Place) []string {
 // boxPath is where a box has its programs.
 const boxPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// testDriver runs the tests of one driver.
+// testDriver runs the tests of one driver, some of them several times, as long as they pass.
 func (s *Suite) testDriver(ctx context.Context, place Place, d driver) (Count, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, s.Limit+time.Minute, fmt.Errorf("the tests of %s did not end within %v", d.name, s.Limit))
+	defer cancel()
+	count, err := s.testRound(ctx, place, d, d.run)
+	for round := 2; round <= s.Rounds && d.again != "" && err == nil && count.Failed == 0; round++ {
+		s.Progress(fmt.Sprintf("round %d of %d", round, s.Rounds))
+		var more Count
+		more, err = s.testRound(ctx, place, d, d.again)
+		count.merge(more)
+	}
+	return count, err
+}
+
+// testRound runs the tests whose names match the regular expression.
+func (s *Suite) testRound(ctx context.Context, place Place, d driver, run string) (Count, error) {
 	dir := "/tmp"
 	if !place.Boxed() {
 		dir = filepath.Join(s.Root, d.pkg)
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, s.Limit+time.Minute, fmt.Errorf("the tests of %s did not end within %v", d.name, s.Limit))
-	defer cancel()
 	count, code, err := s.count(ctx, place, Command{
-		Args: []string{place.Path("tests/" + d.name), "-test.v=test2json", "-test.run", d.run, "-test.timeout", s.Limit.String()},
+		Args: []string{place.Path("tests/" + d.name), "-test.v=test2json", "-test.run", run, "-test.timeout", s.Limit.String()},
 		Env:  append(s.environment(place), "EPHEMERAL_QEMU_ACCEL=kvm"),
 		Dir:  dir,
 	})
+	count.Rounds = 1
 	switch {
 	case err != nil:
 	case code != 0 && count.Failed == 0:

@@ -37,14 +37,14 @@ func TestCheckRun(t *testing.T) {
 func TestRecord(t *testing.T) {
 	left := Count{}
 	left.leaveOut("no program: none is there")
-	r := Record{Place: "here", Drivers: map[string]Count{"qemu": {Passed: 3}, "cloud-hypervisor": left}, Run: json.RawMessage(goodRun)}
+	r := Record{Place: "here", Drivers: map[string]Count{"qemu": {Passed: 3, Rounds: 1}, "cloud-hypervisor": left}, Run: json.RawMessage(goodRun)}
 	if !r.Passed() {
 		t.Error("what is left out counts as failed")
 	}
 	var out bytes.Buffer
 	r.Summarise(&out)
-	want := `qemu: 3 passed, 0 failed, 0 left out
-cloud-hypervisor: 0 passed, 0 failed, 1 left out
+	want := `qemu: 3 passed, 0 failed, 0 left out, in 1 rounds
+cloud-hypervisor: 0 passed, 0 failed, 1 left out, in 0 rounds
   no program: none is there
 recorded run: succeeded, isolation kvm
 `

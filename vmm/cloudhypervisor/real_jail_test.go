@@ -118,10 +118,3 @@ func confined(t *testing.T, pid int) {
 		t.Errorf("landlock ABI %d: not confined by it", abi)
 	}
 }
-
-// TestRealManyClones makes 100 clones one after another, the last 20 of which stay alive.
-func TestRealManyClones(t *testing.T) {
-	d := realDriver(t)
-	h := vmmtest.Harness{Driver: d, Image: image(t), Slow: slow(t), Clones: 80, AtOnce: 20}
-	vmmtest.RunOnly(t, h, "ClonesInARow", "ClonesAtOnce")
-}

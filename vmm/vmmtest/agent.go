@@ -33,7 +33,7 @@ func (a *Agent) call(ctx context.Context, fn func(proto.AgentClient) error) erro
 	}
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
-	client := ttrpc.NewClient(conn)
+	client := ttrpc.NewClient(proto.Whole(conn))
 	defer func() {
 		_ = client.Close()
 		_ = conn.Close()

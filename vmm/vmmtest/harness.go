@@ -38,6 +38,10 @@ type Harness struct {
 	Slow float64
 	// Clones are made of one template one after another, AtOnce of them alive together; 0: 20 and 12.
 	Clones, AtOnce int
+	// TemplateAge is how long a template's guest runs before the template is taken; 0: no longer than it takes.
+	TemplateAge time.Duration
+	// MostPrivate is the most bytes of its own that a clone may have that has run small commands; 0: any.
+	MostPrivate int64
 	// StreamBytes travel each way over one connection; 0: 64 MiB.
 	StreamBytes int64
 	// Guest makes the guest end in its ways; nil: the agent is asked, and runs commands as root.
@@ -149,6 +153,17 @@ func (h Harness) boot(t testing.TB, change func(*vmm.Spec)) vmm.Machine {
 	return m
 }
 
+// Clone makes a running clone that ends with the test at the latest.
+func (h Harness) Clone(t testing.TB, tpl vmm.Template) vmm.Machine {
+	t.Helper()
+	s := &suite{Harness: h.withDefaults(), template: tpl}
+	m := s.restore(t)
+	if err := m.Resume(s.within(t, callTime)); err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
 // restore makes a clone, paused, that ends with the test at the latest.
 func (s *suite) restore(t testing.TB) vmm.Machine {
 	t.Helper()
@@ -196,6 +211,7 @@ func (h Harness) MakeTemplate(t testing.TB, dir string) vmm.Template {
 		t.Fatalf("template does not answer: %v", err)
 	}
 	h.mark(t, a)
+	time.Sleep(h.TemplateAge)
 	if err := h.freeze(t, m, dir); err != nil {
 		t.Fatal(err)
 	}

@@ -238,5 +238,9 @@ func (s *suite) testClonesAtOnce(t *testing.T) {
 		}
 		private += got.PrivateBytes
 	}
-	t.Logf("%d clones alive, %.1f MiB private memory each", len(machines), float64(private)/float64(len(machines))/(1<<20))
+	private /= int64(len(machines))
+	t.Logf("%d clones alive, %.2f MB private memory each", len(machines), float64(private)/1e6)
+	if s.MostPrivate > 0 && private > s.MostPrivate {
+		t.Errorf("%d bytes of private memory, at most %d", private, s.MostPrivate)
+	}
 }

@@ -22,7 +22,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	root := &cobra.Command{Use: "kvmbox", Short: "Run commands where KVM is usable", SilenceUsage: true, SilenceErrors: true}
-	root.AddCommand(runCommand(), testCommand())
+	root.AddCommand(runCommand(), testCommand(), benchCommand())
 	err := root.ExecuteContext(ctx)
 	var code exitCode
 	switch {
@@ -111,9 +111,34 @@ func testCommand() *cobra.Command {
 	cmd.Flags().StringVar(&s.Dir, "dir", "build/kvmbox", "directory of what boxes are made from")
 	cmd.Flags().StringVar(&s.ImageDir, "images", "build/images", "directory of images")
 	cmd.Flags().StringVar(&output, "output", "build/test-kvm.json", "file for the record")
-	cmd.Flags().DurationVar(&s.Limit, "limit", 45*time.Minute, "time for each part")
+	cmd.Flags().DurationVar(&s.Limit, "limit", 60*time.Minute, "time for each part")
+	cmd.Flags().IntVar(&s.Rounds, "rounds", 1, "how often Cloud Hypervisor's conformance suite runs")
 	cmd.Flags().BoolVar(&s.Box, "box", false, "take a box even where this host's KVM serves")
 	cmd.Flags().StringSliceVar(&s.Only, "only", nil, "parts to run: qemu, cloud-hypervisor, run (all when empty)")
+	return cmd
+}
+
+func benchCommand() *cobra.Command {
+	var b kvmbox.Bench
+	cmd := &cobra.Command{
+		Use:   "bench",
+		Short: "Measure machines of Cloud Hypervisor beside bare ones",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			o, err := options(b.Dir)
+			if err != nil {
+				return err
+			}
+			b.Root, b.Dir, b.Progress = o.Root, o.Dir, o.Progress
+			return b.Run(cmd.Context())
+		},
+	}
+	cmd.Flags().StringVar(&b.Dir, "dir", "build/kvmbox", "directory of what boxes are made from")
+	cmd.Flags().StringVar(&b.ImageDir, "images", "build/images", "directory of images")
+	cmd.Flags().StringVar(&b.Output, "output", "build/bench-kvm.json", "file for the rows")
+	cmd.Flags().DurationVar(&b.Limit, "limit", 30*time.Minute, "time for all of it")
+	cmd.Flags().IntVar(&b.Rounds, "rounds", 20, "how often each is measured")
+	cmd.Flags().BoolVar(&b.Box, "box", false, "take a box even where this host's KVM serves")
 	return cmd
 }
 
