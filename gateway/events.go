@@ -16,11 +16,12 @@ const mimeEventStream = "text/event-stream"
 
 // eventList is the body of GET /v1/runs/{id}/events.
 type eventList struct {
-	Events []run.Event `json:"events"`
+	Events    []run.Event `json:"events"`
+	NextAfter int64       `json:"next_after,omitempty"` // for the next page; absent on the last
 }
 
-// getEvents answers GET /v1/runs/{id}/events: the stored events as JSON, or all of them to the end as server-sent
-// events.
+// getEvents answers GET /v1/runs/{id}/events: the stored events as JSON, page by page, or all of them to the
+// end as server-sent events.
 func (s *Server) getEvents(ctx context.Context, c *fiber.Ctx, key run.Key) error {
 	if err := onlyParameters(c, "after"); err != nil {
 		return err
@@ -39,11 +40,15 @@ func (s *Server) getEvents(ctx context.Context, c *fiber.Ctx, key run.Key) error
 	if _, err := s.deps.Store.Get(ctx, key.Org, id); err != nil {
 		return err
 	}
-	events, err := s.deps.Store.Events(ctx, key.Org, id, after)
+	events, more, err := s.deps.Store.Events(ctx, key.Org, id, after)
 	if err != nil {
 		return err
 	}
-	return sendJSON(c, http.StatusOK, eventList{Events: nonNil(events)})
+	page := eventList{Events: nonNil(events)}
+	if more && len(events) > 0 {
+		page.NextAfter = events[len(events)-1].Seq
+	}
+	return sendJSON(c, http.StatusOK, page)
 }
 
 // streamEvents answers with server-sent events. Everything that can be refused is refused before the first byte. A
@@ -53,7 +58,7 @@ func (s *Server) streamEvents(ctx context.Context, c *fiber.Ctx, key run.Key, id
 	if err != nil {
 		return err
 	}
-	backlog, err := s.deps.Store.Events(ctx, key.Org, id, after)
+	backlog, more, err := s.deps.Store.Events(ctx, key.Org, id, after)
 	if err != nil {
 		return err
 	}
@@ -71,9 +76,12 @@ func (s *Server) streamEvents(ctx context.Context, c *fiber.Ctx, key run.Key, id
 	if len(backlog) > 0 {
 		last = backlog[len(backlog)-1].Seq
 	}
-	since, err := s.deps.Store.Events(ctx, key.Org, id, last) // so that nothing falls between
-	if err != nil {
-		return err
+	var since []run.Event
+	if !more {
+		since, more, err = s.deps.Store.Events(ctx, key.Org, id, last) // so that nothing falls between
+		if err != nil {
+			return err
+		}
 	}
 	c.Set(fiber.HeaderContentType, mimeEventStream)
 	c.Set(fiber.HeaderCacheControl, "no-store, no-transform")
@@ -87,9 +95,10 @@ func (s *Server) streamEvents(ctx context.Context, c *fiber.Ctx, key run.Key, id
 		heartbeat: s.cfg.Heartbeat,
 		backlog:   backlog,
 		since:     since,
+		more:      more,
 		over:      record.State.Terminal(),
 		sent:      after,
-		stored: func(after int64) ([]run.Event, error) {
+		stored: func(after int64) ([]run.Event, bool, error) {
 			ctx, cancel := s.deadline()
 			defer cancel()
 			return s.deps.Store.Events(ctx, key.Org, id, after)

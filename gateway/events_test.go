@@ -285,7 +285,7 @@ func TestSlowReaderIsCutOffAndResumes(t *testing.T) {
 		}
 	}
 	l.settle(lease)
-	want := l.stored(m, r.ID, "")
+	want, _ := l.pages(m, r.ID, 0)
 	if d := len(want) - len(<-quick); d != 0 {
 		t.Errorf("the quick reader missed %d events", d)
 	}

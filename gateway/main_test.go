@@ -64,8 +64,9 @@ func (f *fakeStore) Admit(_ context.Context, a run.Admission) (run.Run, bool, er
 	return f.admit(a)
 }
 func (f *fakeStore) Get(_ context.Context, _ string, id run.ID) (run.Run, error) { return f.get(id) }
-func (f *fakeStore) Events(_ context.Context, _ string, _ run.ID, after int64) ([]run.Event, error) {
-	return f.events(after)
+func (f *fakeStore) Events(_ context.Context, _ string, _ run.ID, after int64) ([]run.Event, bool, error) {
+	events, err := f.events(after)
+	return events, false, err
 }
 func (f *fakeStore) Account(context.Context, string) (run.Account, error) { return f.account() }
 func (f *fakeStore) Ping(context.Context) error                           { return f.ping() }

@@ -27,7 +27,7 @@ type Store interface {
 	Admit(ctx context.Context, a run.Admission) (r run.Run, replayed bool, err error)
 	Get(ctx context.Context, org string, id run.ID) (run.Run, error)
 	List(ctx context.Context, org string, p run.Page) (runs []run.Run, next string, err error)
-	Events(ctx context.Context, org string, id run.ID, after int64) ([]run.Event, error)
+	Events(ctx context.Context, org string, id run.ID, after int64) (events []run.Event, more bool, err error)
 	ListArtifacts(ctx context.Context, org string, id run.ID) ([]run.Artifact, error)
 	ReadArtifact(ctx context.Context, id run.ID, a run.Artifact, at int64, n int) ([]byte, error)
 	Cancel(ctx context.Context, org string, id run.ID) (run.Run, error)

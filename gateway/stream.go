@@ -56,10 +56,11 @@ var (
 // stream sends one run's events to one client: first what is stored, then what happens.
 type stream struct {
 	reader    *reader
-	stored    func(after int64) ([]run.Event, error)
+	stored    func(after int64) (events []run.Event, more bool, err error)
 	heartbeat time.Duration
 	backlog   []run.Event // stored when the client asked
 	since     []run.Event // stored since then: most of them come live as well, and then say more
+	more      bool        // stored events follow those of since
 	over      bool        // the run had ended by then
 	sent      int64       // number of the last event sent
 	bytes     int
@@ -77,6 +78,9 @@ func (s *stream) run(w *bufio.Writer) (err error) {
 		return err
 	}
 	done, err := s.events(w, s.backlog)
+	for err == nil && !done && s.more {
+		done, err = s.nextPage(w)
+	}
 	done = done || s.over
 	if err == nil && !done && len(s.since) > 0 {
 		done, err = s.overlap(w)
@@ -93,6 +97,21 @@ func (s *stream) run(w *bufio.Writer) (err error) {
 		}
 	}
 	return err
+}
+
+// nextPage sends the next stored events. The last ones it leaves to overlap, which may find more of them.
+func (s *stream) nextPage(w *bufio.Writer) (done bool, err error) {
+	if done, err = s.events(w, s.since); done || err != nil {
+		return done, err
+	}
+	s.since, s.more, err = s.stored(s.sent)
+	if err != nil {
+		return false, fmt.Errorf("read stored events: %w", err)
+	}
+	if s.over && !s.more {
+		return s.events(w, s.since)
+	}
+	return false, nil
 }
 
 // overlapTime bounds the wait for the live frame of an event that was stored when the reader had joined.
@@ -140,9 +159,9 @@ func (s *stream) advance(w *bufio.Writer) (done bool, err error) {
 	for i := 1; i < len(t.frames); i++ {
 		missing = missing || t.frames[i].seq > t.frames[i-1].seq+1
 	}
-	if t.gap || missing {
-		events, err := s.stored(s.sent)
-		if err != nil {
+	for more := t.gap || missing; more; {
+		var events []run.Event
+		if events, more, err = s.stored(s.sent); err != nil {
 			return false, fmt.Errorf("read stored events: %w", err)
 		}
 		if done, err = s.catchUp(w, events, t.frames); done || err != nil {

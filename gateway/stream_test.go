@@ -89,9 +89,13 @@ func TestStreamNeverLosesOrRepeats(t *testing.T) {
 		h := newHub(nil, slog.New(slog.DiscardHandler))
 		r := h.join(testRun)
 		have := stored // how many the store has
+		pageSize := rapid.IntRange(1, 5).Draw(t, "page")
 		st := &stream{
 			reader: r, heartbeat: time.Hour, sent: int64(after), backlog: events[after:stored],
-			stored: func(after int64) ([]run.Event, error) { return events[after:have], nil },
+			stored: func(after int64) ([]run.Event, bool, error) { // in pages
+				to := min(int(after)+pageSize, have)
+				return events[after:to], to < have, nil
+			},
 		}
 		var out bytes.Buffer
 		w := bufio.NewWriter(&out)
@@ -124,12 +128,12 @@ func TestStreamPrefersLiveOverStored(t *testing.T) {
 	h := newHub(nil, slog.New(slog.DiscardHandler))
 	r := h.join(testRun)
 	events := timeline(1)
-	st := &stream{reader: r, heartbeat: time.Hour, stored: func(after int64) ([]run.Event, error) {
+	st := &stream{reader: r, heartbeat: time.Hour, stored: func(after int64) ([]run.Event, bool, error) {
 		redacted := append([]run.Event(nil), events[after:]...)
 		for i := range redacted {
 			redacted[i].Data = "redacted"
 		}
-		return redacted, nil
+		return redacted, false, nil
 	}}
 	h.publish(events[2]) // 1 and 2 are missing
 	var out bytes.Buffer
@@ -264,7 +268,7 @@ func TestStreamPanicIsContained(t *testing.T) {
 	h := newHub(nil, slog.New(slog.DiscardHandler))
 	r := h.join(testRun)
 	h.markGap()
-	st := &stream{reader: r, heartbeat: time.Hour, stored: func(int64) ([]run.Event, error) { panic("boom") }}
+	st := &stream{reader: r, heartbeat: time.Hour, stored: func(int64) ([]run.Event, bool, error) { panic("boom") }}
 	if err := st.run(bufio.NewWriter(io.Discard)); err == nil || !strings.Contains(err.Error(), "boom") {
 		t.Error(err)
 	}

@@ -19,7 +19,7 @@ const (
 	maxEventData = 4 << 20 // bytes of one event's data as JSON
 )
 
-var startScript, appendScript = loadScript("start"), loadLax("append")
+var startScript, appendScript, eventsScript = loadScript("start"), loadLax("append"), loadLax("events")
 
 // Start marks the run as running on a confirmed machine, with the event microvm.ready. The same start again changes
 // nothing. ErrLeaseLost: the run is not the caller's; ErrState: it runs on another machine.
@@ -102,33 +102,40 @@ func (e NewEvent) forms(zdr bool) (stored, live string, err error) {
 	return stored, live, nil
 }
 
-// Events returns the run's stored events with a Seq above after, in order. Their Data has the type that goes with the
-// event's Type. ErrNotFound as for Get.
-func (s *Store) Events(ctx context.Context, org string, id ID, after int64) ([]Event, error) {
+// Bounds of one page of events.
+const (
+	maxPageEvents = 1000
+	maxPageBytes  = 4 << 20 // after which a page ends; the last event may go beyond
+)
+
+// Events returns one page of the run's stored events, those with a Seq above after, in order, and whether more follow: at
+// most 1000, and no further one once they have 4 MiB as JSON. Their Data has the type that goes with the event's Type.
+// ErrNotFound as for Get.
+//
+// Script events.lua.
+func (s *Store) Events(ctx context.Context, org string, id ID, after int64) (events []Event, more bool, err error) {
+	fail := func(err error) ([]Event, bool, error) { return nil, false, fmt.Errorf("events of %s: %w", id, err) }
 	if _, err := ParseID(string(id)); err != nil {
-		return nil, fmt.Errorf("events: %w", err)
+		return nil, false, fmt.Errorf("events: %w", err)
 	}
-	var owner *redis.StringCmd
-	var lines *redis.StringSliceCmd
-	err := s.pipelined(ctx, func(p redis.Pipeliner) {
-		owner = p.HGet(ctx, s.keys.run(string(id)), "org")
-		lines = p.LRange(ctx, s.keys.runEvents(string(id)), max(after, 0), -1)
-	})
+	r, err := s.eval(ctx, eventsScript, []string{s.keys.run(string(id)), s.keys.runEvents(string(id))}, org, min(max(after, 0), maxEvents),
+		maxPageEvents, maxPageBytes)
+	if err == nil {
+		err = refused(r)
+	}
 	if err != nil {
-		return nil, fmt.Errorf("events of %s: %w", id, err)
+		return fail(err)
 	}
-	if missing(owner.Err()) || (org != "" && owner.Val() != org) {
-		return nil, fmt.Errorf("events of %s: %w", id, ErrNotFound)
-	}
-	events := make([]Event, 0, len(lines.Val()))
-	for _, line := range lines.Val() {
+	lines := r.list(2)
+	events = make([]Event, 0, len(lines))
+	for _, line := range lines {
 		e, err := decodeEvent(line)
 		if err != nil {
-			return nil, fmt.Errorf("events of %s: %w", id, err)
+			return fail(err)
 		}
 		events = append(events, e)
 	}
-	return events, nil
+	return events, r.text(1) == "1", nil
 }
 
 // UnmarshalJSON decodes the event with its Data in the type that goes with its Type; Data of an unknown type is kept as

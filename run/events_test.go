@@ -19,7 +19,7 @@ func TestTimesNeverGoBack(t *testing.T) {
 	f.must(f.Append(f.ctx, l, NewEvent{Type: EventShell, At: future, Data: ShellData{}}, NewEvent{Type: EventWeb, At: past, Data: CallData{}}))
 	_, err := f.Settle(f.ctx, l, Outcome{At: past, State: Succeeded})
 	f.must(err)
-	events, err := f.Events(f.ctx, "o", r.ID, 0)
+	events, _, err := f.Events(f.ctx, "o", r.ID, 0)
 	f.must(err)
 	var seq []int64
 	var at []float64
@@ -43,7 +43,7 @@ func TestAppend(t *testing.T) {
 	later.At = at.Add(time.Nanosecond)
 	f.must(f.Append(f.ctx, l, shell, later)) // again, with more
 	f.same(f.types(l.Run)[2:], []EventType{EventShell, EventShell})
-	events, err := f.Events(f.ctx, "o", l.Run, 2)
+	events, _, err := f.Events(f.ctx, "o", l.Run, 2)
 	f.must(err)
 	f.same(events[0], Event{Seq: 3, Run: l.Run, Type: EventShell, At: 0, Data: shell.Data})
 	for _, bad := range []EventType{EventQueued, EventMicroVMReady, "succeeded", "failed", EventWorkerDestroyed, "", "x\"y"} {
@@ -100,7 +100,7 @@ func TestSubscribe(t *testing.T) {
 	l := f.started(1000)
 	_, err = f.Settle(f.ctx, l, Outcome{State: Succeeded, Result: &Result{Output: "answer"}})
 	f.must(err)
-	want, err := f.Events(f.ctx, "o", l.Run, 0)
+	want, _, err := f.Events(f.ctx, "o", l.Run, 0)
 	f.must(err)
 	for _, w := range want {
 		select {

@@ -184,7 +184,7 @@ func TestBudgetWarning(t *testing.T) {
 	charge("b", 1)
 	charge("c", 40)
 	f.must(f.Capture(f.ctx, l, "pending", 50))
-	events, err := f.Events(f.ctx, "o", l.Run, 2)
+	events, _, err := f.Events(f.ctx, "o", l.Run, 2)
 	f.must(err)
 	f.same(events, []Event{{Seq: 3, Run: l.Run, Type: EventBudgetWarning, At: 1.5, Data: BudgetWarningData{Reserved: 1005, Charged: 905, Pending: 50}}})
 	f.want(f.Append(f.ctx, l, NewEvent{Type: EventBudgetWarning, At: f.clock.now()}), ErrRange)

@@ -248,14 +248,17 @@ func (s *Store) erase(ctx context.Context, org string, id ID) (again bool, err e
 	if err != nil {
 		return false, err
 	}
-	events, err := s.Events(ctx, owner, id, 0)
-	if err != nil {
-		return false, err
-	}
 	args := []any{string(id), owner, mustEncode(r.Request.bare()), kept}
-	for _, e := range events {
-		e.Data = bareData(e.Data)
-		args = append(args, mustEncode(e))
+	for last, more := int64(0), true; more; {
+		var events []Event
+		if events, more, err = s.Events(ctx, owner, id, last); err != nil {
+			return false, err
+		}
+		for _, e := range events {
+			e.Data = bareData(e.Data)
+			args = append(args, mustEncode(e))
+			last = e.Seq
+		}
 	}
 	k := string(id)
 	rep, err := s.eval(ctx, eraseScript, []string{s.keys.run(k), s.keys.runEvents(k), s.keys.spec(k), s.keys.output(k), s.keys.stdout(k), s.keys.stderr(k),

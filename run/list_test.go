@@ -62,7 +62,7 @@ func TestRunsOfOthersAreNotFound(t *testing.T) {
 	for _, id := range []ID{l.Run, "run_x", "", ID("run_" + strings.Repeat("0", 32)), "org:o"} {
 		_, err := f.Get(f.ctx, "p", id)
 		f.want(err, ErrNotFound)
-		_, err = f.Events(f.ctx, "p", id, 0)
+		_, _, err = f.Events(f.ctx, "p", id, 0)
 		f.want(err, ErrNotFound)
 		_, err = f.Cancel(f.ctx, "p", id)
 		f.want(err, ErrNotFound)
@@ -75,7 +75,7 @@ func TestEventsAfter(t *testing.T) {
 	f := newFixture(t)
 	l := f.started(1000)
 	for after, want := range map[int64]int{-5: 2, 0: 2, 1: 1, 2: 0, 99: 0} {
-		events, err := f.Events(f.ctx, "o", l.Run, after)
+		events, _, err := f.Events(f.ctx, "o", l.Run, after)
 		f.must(err)
 		f.same(len(events), want)
 	}

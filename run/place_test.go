@@ -103,7 +103,7 @@ func TestWaitsToldInABurst(t *testing.T) {
 				t.Fatalf("run %d is told nothing: %+v", i, r.Queue)
 			}
 			told[r.ID] = *r.Queue.Wait / 1000
-			events, err := l.Events(l.ctx, "o", r.ID, 0)
+			events, _, err := l.Events(l.ctx, "o", r.ID, 0)
 			l.must(err)
 			l.same(events[0].Data.(QueuedData).Place, *r.Queue)
 		}

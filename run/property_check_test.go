@@ -43,7 +43,7 @@ func (m *machine) checkRun(r *modelRun) {
 	if err != nil || got.State != r.state || got.Money.Charged != charged || charged > r.reserved {
 		m.t.Fatalf("%s: state %s, charged %d, %v; want %s, %d of %d", r.id, got.State, got.Money.Charged, err, r.state, charged, r.reserved)
 	}
-	events, err := m.f.Events(m.f.ctx, r.org, r.id, 0)
+	events, _, err := m.f.Events(m.f.ctx, r.org, r.id, 0)
 	if err != nil {
 		m.t.Fatal(err)
 	}

@@ -67,6 +67,19 @@ func (r reply) int(i int) (int64, error) {
 	return n, nil
 }
 
+// list is the i-th value as a list of texts.
+func (r reply) list(i int) []string {
+	if i >= len(r) {
+		return nil
+	}
+	values, _ := r[i].([]any)
+	texts := make([]string, len(values))
+	for j, v := range values {
+		texts[j], _ = v.(string)
+	}
+	return texts
+}
+
 // fields is the i-th value, a flat list of names and values, as a map.
 func (r reply) fields(i int) map[string]string {
 	if i >= len(r) {

@@ -182,7 +182,7 @@ func (f *fixture) balanced() AuditReport {
 
 func (f *fixture) types(id ID) (types []EventType) {
 	f.t.Helper()
-	events, err := f.Events(f.ctx, "", id, 0)
+	events, _, err := f.Events(f.ctx, "", id, 0)
 	f.must(err)
 	for _, e := range events {
 		types = append(types, e.Type)

@@ -110,7 +110,7 @@ func TestGoneRedis(t *testing.T) {
 		"ping":         func() error { return f.Ping(f.ctx) },
 		"admit":        func() error { _, _, err := f.Admit(f.ctx, admission("k")); return err },
 		"get":          func() error { _, err := f.Get(f.ctx, "o", l.Run); return err },
-		"events":       func() error { _, err := f.Events(f.ctx, "o", l.Run, 0); return err },
+		"events":       func() error { _, _, err := f.Events(f.ctx, "o", l.Run, 0); return err },
 		"list":         func() error { _, _, err := f.List(f.ctx, "o", Page{}); return err },
 		"account":      func() error { _, err := f.Account(f.ctx, "o"); return err },
 		"orgs":         func() error { _, err := f.Orgs(f.ctx); return err },

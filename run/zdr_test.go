@@ -63,7 +63,7 @@ func TestZeroDataRetention(t *testing.T) {
 	exit := 4
 	f.same(r.Result, &Result{ExitCode: &exit})
 	f.same(r.Error, &Error{Code: "model_error"})
-	stored, err := f.Events(f.ctx, "o", id, 0)
+	stored, _, err := f.Events(f.ctx, "o", id, 0)
 	f.must(err)
 	f.same(stored[2].Data, ShellData{Outcome: "exited"})
 	f.same(stored[3].Data, ShellData{ExitCode: 1})

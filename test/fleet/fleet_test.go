@@ -353,7 +353,7 @@ func (f *fleet) judge(each int) {
 	for id, org := range f.accepted {
 		r, err := f.store.Get(f.ctx, orgName(org), id)
 		f.must(err)
-		events, err := f.store.Events(f.ctx, orgName(org), id, 0)
+		events, _, err := f.store.Events(f.ctx, orgName(org), id, 0)
 		f.must(err)
 		states[r.State]++
 		charged += r.Money.Charged
