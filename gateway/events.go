@@ -23,11 +23,16 @@ type eventList struct {
 // getEvents answers GET /v1/runs/{id}/events: the stored events as JSON, page by page, or all of them to the
 // end as server-sent events.
 func (s *Server) getEvents(ctx context.Context, c *fiber.Ctx, key run.Key) error {
-	if err := onlyParameters(c, "after"); err != nil {
-		return err
-	}
 	id, err := runID(c)
 	if err != nil {
+		return err
+	}
+	return s.sendEvents(ctx, c, key, id)
+}
+
+// sendEvents answers with the events of a run of the key's organisation.
+func (s *Server) sendEvents(ctx context.Context, c *fiber.Ctx, key run.Key, id run.ID) error {
+	if err := onlyParameters(c, "after"); err != nil {
 		return err
 	}
 	after, err := lastEventID(c)

@@ -32,6 +32,11 @@ func (s *Server) publicRoutes() []route {
 		{get, "/v1/runs/:id/files", s.as(run.Member, s.listArtifacts)},
 		{get, "/v1/runs/:id/files/*", s.as(run.Member, s.getArtifact)},
 		{post, "/v1/runs/:id/cancel", s.as(run.Member, s.cancelRun)},
+		{post, "/v1/runs/:id/shares", s.as(run.Member, s.createShare)},
+		{get, "/v1/runs/:id/shares", s.as(run.Member, s.listShares)},
+		{del, "/v1/runs/:id/shares/:share", s.as(run.Member, s.revokeShare)},
+		{get, "/v1/shared", s.withShare(s.getShared)},
+		{get, "/v1/shared/events", s.withShare(s.getSharedEvents)},
 		{get, "/v1/account", s.as(run.Member, s.getAccount)},
 
 		{post, "/v1/orgs", s.as(run.Admin, s.createOrg)},

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"sync/atomic"
+	"time"
 
 	"github.com/gofiber/fiber/v2"
 	"github.com/prometheus/client_golang/prometheus"
@@ -32,6 +33,10 @@ type Store interface {
 	ReadArtifact(ctx context.Context, id run.ID, a run.Artifact, at int64, n int) ([]byte, error)
 	Cancel(ctx context.Context, org string, id run.ID) (run.Run, error)
 	Delete(ctx context.Context, org string, id run.ID) error
+	CreateShare(ctx context.Context, org string, id run.ID, life time.Duration) (run.Share, string, error)
+	Shares(ctx context.Context, org string, id run.ID) ([]run.Share, error)
+	RevokeShare(ctx context.Context, org string, id run.ID, share string) error
+	Shared(ctx context.Context, token string) (org string, id run.ID, err error)
 	Subscribe(ctx context.Context, wanted func(run.ID) bool) (events <-chan run.Event, gap <-chan struct{}, err error)
 
 	CreateOrg(ctx context.Context, o run.Org) (run.Org, error)

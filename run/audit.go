@@ -14,7 +14,7 @@ var auditOrgScript, auditRunScript = loadLax("auditorg"), loadLax("auditrun")
 // scripts lists all of them, for Open to load.
 var scripts = []*script{placeScript, orgScript, retainOrgScript, creditScript, keyScript, admitScript, takeScript, renewScript, requeueScript,
 	startScript, appendScript, authorizeScript, captureScript, putScript, settleScript, cancelScript, reapScript,
-	eraseScript, limitOrgScript, limitKeyScript, auditOrgScript, auditRunScript}
+	eraseScript, limitOrgScript, limitKeyScript, shareScript, auditOrgScript, auditRunScript}
 
 // AuditReport is what Audit found.
 type AuditReport struct {

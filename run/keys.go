@@ -93,6 +93,10 @@ func (k keys) stderr(id string) string    { return k.at("run", id, "stderr") } /
 func (k keys) left(id string) string    { return k.at("run", id, "left") }    // string
 func (k keys) content(id string) string { return k.at("run", id, "content") } // string: raw bytes
 
+// shares has what lets others read the run: "SHA-256 created expires" by the share's id.
+func (k keys) shares(id string) string { return k.at("run", id, "shares") } // hash
+func (k keys) share(sum string) string { return k.at("share", sum) }        // hash: run, org, expires_us; by SHA-256 of the token
+
 // names remembers which events were appended, until the run ends.
 func (k keys) names(id string) string { return k.at("run", id, "names") } // set: hashes of events
 
