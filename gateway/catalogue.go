@@ -26,6 +26,7 @@ const (
 	CodeMethodNotAllowed      Code = "method_not_allowed"
 	CodeRunNotFinished        Code = "run_not_finished"
 	CodeConflict              Code = "conflict"
+	CodeNoSealingKey          Code = "no_sealing_key"
 	CodeIdempotencyConflict   Code = "idempotency_conflict"
 	CodeQueueFull             Code = "queue_full"
 	CodeInternal              Code = "internal_error"
@@ -82,6 +83,8 @@ var Catalogue = []Entry{
 		"Cancel the run or wait for its end, then repeat the request.", 0},
 	{CodeConflict, http.StatusConflict, "The resource's state does not allow this",
 		"Read the resource again and decide on its present state.", 0},
+	{CodeNoSealingKey, http.StatusConflict, "The server cannot seal or open the credential",
+		"Set EPHEMERAL_SEALING_KEY or EPHEMERAL_SEALING_KEY_FILE on gateways and nodes, or give the credential again.", 0},
 	{CodeIdempotencyConflict, http.StatusUnprocessableEntity, "The idempotency key was used for another request",
 		"Use a new Idempotency-Key for a new request; repeat a request with its own key and unchanged body.", 0},
 	{CodeQueueFull, http.StatusTooManyRequests, "The organisation has too many waiting runs",

@@ -145,7 +145,7 @@ func TestDescriptionHasTheRoutes(t *testing.T) {
 	defer s.stop()
 	for _, r := range s.publicRoutes() {
 		if r.method != http.MethodHead {
-			served = append(served, r.method+" "+strings.NewReplacer(":id", "{id}", ":share", "{share}", "*", "{path}").Replace(r.path))
+			served = append(served, r.method+" "+strings.NewReplacer(":id", "{id}", ":share", "{share}", ":name", "{name}", "*", "{path}").Replace(r.path))
 		}
 	}
 	slices.Sort(described)

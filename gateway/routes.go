@@ -46,6 +46,11 @@ func (s *Server) publicRoutes() []route {
 		{post, "/v1/orgs/:id/credits", s.as(run.Admin, s.credit)},
 		{post, "/v1/orgs/:id/keys", s.as(run.Admin, s.createKey)},
 		{get, "/v1/orgs/:id/keys", s.as(run.Admin, s.listKeys)},
+		{http.MethodPut, "/v1/orgs/:id/connections/:name", s.as(run.Admin, s.putConnection)},
+		{get, "/v1/orgs/:id/connections", s.as(run.Admin, s.listConnections)},
+		{get, "/v1/orgs/:id/connections/:name", s.as(run.Admin, s.getConnection)},
+		{del, "/v1/orgs/:id/connections/:name", s.as(run.Admin, s.deleteConnection)},
+		{get, "/v1/receipt-keys", s.as(run.Member, s.receiptKeys)},
 		{del, "/v1/keys/:id", s.as(run.Admin, s.revokeKey)},
 
 		{get, "/openapi.yaml", s.openAPI},

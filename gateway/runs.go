@@ -56,13 +56,15 @@ func (s *Server) readAdmission(ctx context.Context, c *fiber.Ctx, key run.Key) (
 		return run.Admission{}, err
 	}
 	defer release()
+	connections := finder{ctx: ctx, store: s.deps.Store, org: key.Org}
 	spec, err := parseSpec(body, rules{
-		hasModel:     s.deps.HasModel,
-		defaultModel: s.deps.DefaultModel,
-		hasConnection: func(name string) bool {
-			return s.deps.HasConnection != nil && s.deps.HasConnection(key.Org, name)
-		},
+		hasModel:      s.deps.HasModel,
+		defaultModel:  s.deps.DefaultModel,
+		hasConnection: connections.has,
 	})
+	if connections.err != nil {
+		return run.Admission{}, connections.err
+	}
 	if err != nil {
 		return run.Admission{}, err
 	}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/ephemeral-run/ephemeral/gateway/web"
 	"github.com/ephemeral-run/ephemeral/run"
+	"github.com/ephemeral-run/ephemeral/run/connection"
 )
 
 // Store is what the gateway asks of the run store; *run.Store has it. Errors are those of package run.
@@ -47,20 +48,26 @@ type Store interface {
 	CreateKey(ctx context.Context, org, name string, role run.Role) (run.Key, string, error)
 	RevokeKey(ctx context.Context, id string) error
 	Keys(ctx context.Context, org string) ([]run.Key, error)
+
+	Connections(ctx context.Context, org string) ([]connection.Sealed, error)
+	Connection(ctx context.Context, org, name string) (connection.Sealed, error)
+	UpdateConnection(ctx context.Context, org, name string, change func(old *connection.Sealed) (connection.Sealed, error)) (connection.Sealed, error)
+	DeleteConnection(ctx context.Context, org, name string) error
+	ReceiptKeys(ctx context.Context) ([]run.ReceiptKey, error)
 }
 
 var _ Store = (*run.Store)(nil)
 
 // Deps is what a gateway works with.
 type Deps struct {
-	Store         Store
-	HasModel      func(model string) bool     // nil: no model exists
-	DefaultModel  string                      // for a prompt that names none
-	FirstSlice    run.Micros                  // what the first slice of compute costs
-	HasConnection func(org, name string) bool // nil: no connection exists
-	Ready         func() error                // what else must work besides the store; nil: nothing
-	Registry      *prometheus.Registry        // metrics shown on the admin listener; nil: the gateway's own only
-	Log           *slog.Logger                // nil: slog.Default
+	Store        Store
+	HasModel     func(model string) bool // nil: no model exists
+	DefaultModel string                  // for a prompt that names none
+	FirstSlice   run.Micros              // what the first slice of compute costs
+	Sealing      *connection.Keyring     // seals credentials of connections; nil: only connections without one can be made
+	Ready        func() error            // what else must work besides the store; nil: nothing
+	Registry     *prometheus.Registry    // metrics shown on the admin listener; nil: the gateway's own only
+	Log          *slog.Logger            // nil: slog.Default
 }
 
 // Server is one gateway.

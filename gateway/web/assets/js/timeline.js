@@ -119,6 +119,7 @@ const describe = {
   shell: shellRow,
   web: callRow,
   connection: callRow,
+  'broker.refused': (d) => ({ tone: 'warn', content: h('span', {}, `${d.code} (${d.count})`) }),
   'budget.warning': (d) => ({ tone: 'warn', content: h('span', {}, t('timeline.warning', { charged: money(d.charged_micros), reserved: money(d.reserved_micros) })) }),
   'microvm.destroyed': (d) => ({
     tone: d.dropped_packets > 0 ? 'machine warn' : 'machine',
