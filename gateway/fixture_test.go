@@ -12,6 +12,7 @@ import (
 
 	"github.com/ephemeral-run/ephemeral/client"
 	"github.com/ephemeral-run/ephemeral/run"
+	"github.com/ephemeral-run/ephemeral/run/connection"
 	"github.com/ephemeral-run/ephemeral/run/redisserver"
 )
 
@@ -61,7 +62,11 @@ func liveOn(t *testing.T, cfg Config, redisURL string) *live {
 	}
 	t.Cleanup(func() { store.Close() })
 	l := &live{t: t, ctx: ctx, store: store}
-	l.served = serve(t, cfg, Deps{Store: store, FirstSlice: 200})
+	ring, err := connection.NewKeyring(connection.NewKey())
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.served = serve(t, cfg, Deps{Store: store, FirstSlice: 200, Sealing: ring})
 	_, secret, err := store.CreateKey(ctx, "", "admin", run.Admin)
 	if err != nil {
 		t.Fatal(err)

@@ -34,6 +34,7 @@ type settings struct {
 	Node      node.Config
 	Artifacts node.ArtifactLimits
 	Broker    broker.Config
+	Keys      keyConfig
 	Provision provision.Config
 	Pool      pool.Config
 

@@ -50,7 +50,7 @@ Every setting is an environment variable: "ephemeral config" lists them.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	cmd.AddCommand(serveCommand(), gatewayCommand(), nodeCommand(), runCommand(), runsCommand(), orgsCommand(), keysCommand(),
+	cmd.AddCommand(serveCommand(), gatewayCommand(), nodeCommand(), runCommand(), runsCommand(), orgsCommand(), keysCommand(), connectionsCommand(),
 		poolCommand(), imageCommand(), doctorCommand(), configCommand())
 	return cmd
 }

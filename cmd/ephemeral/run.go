@@ -181,8 +181,9 @@ func exitOf(r run.Run) int {
 }
 
 func runsCommand() *cobra.Command {
-	return group("runs", "Show, list, cancel and erase runs, and download what they left", "",
-		runsShowCommand(), runsListCommand(), runsCancelCommand(), runsFilesCommand(), runsDownloadCommand(), runsDeleteCommand())
+	return group("runs", "Show, list, cancel and erase runs, download what they left, and verify their receipts", "",
+		runsShowCommand(), runsListCommand(), runsCancelCommand(), runsFilesCommand(), runsDownloadCommand(), runsDeleteCommand(),
+		runsReceiptsCommand())
 }
 
 func runsShowCommand() *cobra.Command {

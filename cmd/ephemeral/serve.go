@@ -16,6 +16,7 @@ import (
 	"github.com/ephemeral-run/ephemeral/broker"
 	"github.com/ephemeral-run/ephemeral/gateway"
 	"github.com/ephemeral-run/ephemeral/run"
+	"github.com/ephemeral-run/ephemeral/run/connection"
 	"github.com/ephemeral-run/ephemeral/run/redisserver"
 )
 
@@ -87,6 +88,8 @@ type cell struct {
 	log    *slog.Logger
 	store  *run.Store
 	broker *broker.Broker
+
+	sealing *connection.Keyring
 }
 
 // withCell opens what a server needs, runs f, and closes it again, in reverse order. private starts a private
@@ -94,6 +97,9 @@ type cell struct {
 func withCell(ctx context.Context, private, machines bool, f func(context.Context, *cell) error) (err error) {
 	s, err := load()
 	if err != nil {
+		return err
+	}
+	if err := keepSecrets(); err != nil {
 		return err
 	}
 	c := &cell{settings: s, log: s.Log.logger()}
@@ -128,7 +134,10 @@ func withCell(ctx context.Context, private, machines bool, f func(context.Contex
 		return fmt.Errorf("open the store: %w", err)
 	}
 	defer func() { err = errors.Join(err, c.store.Close()) }()
-	c.broker, err = broker.New(s.Broker)
+	if err := c.prepareBroker(ctx, private, machines); err != nil {
+		return err
+	}
+	c.broker, err = broker.New(c.Broker)
 	if err != nil {
 		return fmt.Errorf("open the broker: %w", err)
 	}
@@ -162,6 +171,7 @@ func (c *cell) serve(ctx context.Context, withGateway, withNode bool) error {
 		server := gateway.New(c.Gateway, gateway.Deps{
 			Store: c.store, HasModel: c.broker.HasModel, DefaultModel: c.broker.DefaultModel(),
 			FirstSlice: c.broker.Prices().ComputePerSecond, Ready: ready.get, Registry: registry, Log: c.log,
+			Sealing: c.sealing,
 		})
 		group.Go(func() error {
 			serving, stop := context.WithCancel(context.WithoutCancel(ctx))
