@@ -81,6 +81,11 @@ func Run(ctx context.Context, s Server, q Query) (r *Result, answered bool, err 
 	}
 	ctx, cancel := context.WithTimeout(ctx, q.Timeout)
 	defer cancel()
+	return transact(ctx, cfg, q, params)
+}
+
+// transact runs the statement, whatever it is, in a read-only transaction of a session of its own.
+func transact(ctx context.Context, cfg *pgconn.Config, q Query, params [][]byte) (r *Result, answered bool, err error) {
 	conn, err := pgconn.ConnectConfig(ctx, cfg)
 	if err != nil {
 		return nil, false, reason(ctx, err, ErrConnect)
