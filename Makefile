@@ -2,10 +2,10 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build image demo serve test test-kvm bench bench-kvm lint fuzz clean doctor
+.PHONY: help setup build image demo serve test test-python test-kvm bench bench-kvm lint fuzz clean doctor
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## install the Debian packages that are missing
 	@scripts/setup
@@ -27,6 +27,9 @@ doctor: ## check whether this host can run machines
 
 test: ## run every check and test, on real machines and a real Redis
 	@scripts/test
+
+test-python: ## test the Python client against a server of its own (a part of make test)
+	@scripts/test-python
 
 test-kvm: ## test every hypervisor on real KVM, in an emulated machine where this host has none
 	@scripts/test-kvm

@@ -1,0 +1,240 @@
+"""The client for asyncio and trio code."""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from collections.abc import AsyncIterator, Mapping
+from typing import IO, Any
+
+import anyio
+import httpx
+
+from . import _wire
+from ._errors import EphemeralError, UnreachableError
+from ._models import Account, Event, RemoteFile, Run, RunPage
+from ._wire import FileArgument, Request
+
+
+class AsyncClient:
+    """Calls one server with one API key. Use it in an ``async with`` statement, or close it.
+
+    Calls that cannot do harm twice are repeated while the server cannot be reached or asks to come later, for
+    ``max_outage`` seconds. A run is created exactly once, however often its request has to be sent."""
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        *,
+        max_outage: float = 60,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        """Without arguments the server is EPHEMERAL_URL and the key EPHEMERAL_API_KEY."""
+        self._key = api_key if api_key is not None else os.environ.get("EPHEMERAL_API_KEY", "")
+        self._base = _wire.check_settings(
+            base_url or os.environ.get("EPHEMERAL_URL", "http://127.0.0.1:8080"), self._key
+        )
+        self._outage = max_outage
+        self._http = httpx.AsyncClient(transport=transport, timeout=_wire.ANSWER_TIMEOUT)
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def create_run(
+        self,
+        *,
+        command: str | None = None,
+        prompt: str | None = None,
+        files: FileArgument | None = None,
+        model: str | None = None,
+        web: bool | None = None,
+        shell: bool | None = None,
+        connections: list[str] | None = None,
+        timeout_seconds: int | None = None,
+        max_cost_micros: int | None = None,
+        zero_data_retention: bool | None = None,
+        retention_seconds: int | None = None,
+        metadata: Mapping[str, str] | None = None,
+        idempotency_key: str | None = None,
+        wait: float | None = None,
+    ) -> Run:
+        """Creates a run of a command or a prompt. What is left out has the server's default. With ``wait`` the server
+        answers when the run has ended, or after so many seconds."""
+        body = _wire.run_body(
+            command=command, prompt=prompt, files=files, model=model, web=web, shell=shell, connections=connections,
+            timeout_seconds=timeout_seconds, max_cost_micros=max_cost_micros, zero_data_retention=zero_data_retention,
+            retention_seconds=retention_seconds, metadata=metadata,
+        )  # fmt: skip
+        return Run.from_json(await self._call(_wire.create_request(body, idempotency_key, wait)))
+
+    async def run(self, run_id: str) -> Run:
+        """Returns a run as it is now."""
+        return Run.from_json(await self._call(Request("GET", _wire.run_path(run_id))))
+
+    async def wait(self, run_id: str) -> Run:
+        """Returns the run when it has ended. It survives a server that restarts."""
+        while True:
+            r = Request("GET", _wire.run_path(run_id))
+            _wire.ask_to_wait(r, _wire.WAIT_STEP)
+            started = time.monotonic()
+            run = Run.from_json(await self._call(r))
+            if run.ended:
+                return run
+            # A server that drains, or that does not wait.
+            await anyio.sleep(max(0.0, 1 - (time.monotonic() - started)))
+
+    async def page(self, *, cursor: str | None = None, limit: int | None = None, state: str | None = None) -> RunPage:
+        """Returns a page of runs, newest first, without files' contents and results."""
+        return RunPage.from_json(await self._call(_wire.page_request(cursor, limit, state)))
+
+    async def runs(self, *, state: str | None = None) -> AsyncIterator[Run]:
+        """Goes through all runs, newest first."""
+        cursor: str | None = None
+        while cursor != "":
+            page = await self.page(cursor=cursor, limit=100, state=state)
+            for run in page.runs:
+                yield run
+            cursor = page.next_cursor
+
+    async def cancel(self, run_id: str) -> Run:
+        """Asks for the run's end; one that was not queued ends a little later."""
+        return Run.from_json(await self._call(Request("POST", _wire.run_path(run_id) + "/cancel")))
+
+    async def delete(self, run_id: str) -> None:
+        """Erases the content of an ended run. The record of its money stays."""
+        await self._call(Request("DELETE", _wire.run_path(run_id)))
+
+    async def account(self) -> Account:
+        """Returns the account of the key's organisation."""
+        return Account.from_json(await self._call(Request("GET", "/v1/account")))
+
+    async def events(self, run_id: str, after: int = 0) -> AsyncIterator[Event]:
+        """Gives the run's events with a number above ``after`` as they happen, to the last one, each once. A connection
+        that breaks is made again, and goes on where it was."""
+        last, backoff = after, _wire.Backoff(self._outage)
+        while True:
+            try:
+                async for event in self._stream(run_id, last):
+                    if event is None:
+                        return
+                    if event.seq <= last:
+                        continue
+                    last = event.seq
+                    backoff.achieved()
+                    yield event
+                    if event.type == _wire.LAST_EVENT:
+                        return
+                raise UnreachableError("the event stream ended before the run's last event")
+            except EphemeralError as e:
+                await anyio.sleep(backoff.pause(e))
+
+    async def _stream(self, run_id: str, last: int) -> AsyncIterator[Event | None]:
+        """One connection's events; None says that there are no more, ever."""
+        async with self._send(_wire.events_request(run_id, last), _wire.EVENT_TIMEOUT) as response:
+            if response.status_code == 204:
+                yield None
+                return
+            parser = _wire.EventParser()
+            try:
+                async for piece in response.aiter_bytes():
+                    for message in parser.feed(piece):
+                        yield Event.from_json(message)
+            except httpx.TransportError as e:
+                raise UnreachableError(f"event stream: {e!r}") from e
+
+    async def files(self, run_id: str) -> list[RemoteFile]:
+        """Returns the files that an ended run left in ``out/``, by path."""
+        return _wire.remote_files(await self._call(Request("GET", _wire.run_path(run_id) + "/files")))
+
+    async def download(self, run_id: str, file: RemoteFile) -> bytes:
+        """Returns the content of a file, checked."""
+        backoff = _wire.Backoff(self._outage)
+        while True:
+            content = io.BytesIO()
+            try:
+                await self._save(run_id, file, content)
+                return content.getvalue()
+            except EphemeralError as e:
+                await anyio.sleep(backoff.pause(e))
+
+    async def download_all(self, run_id: str, directory: str | os.PathLike[str]) -> list[RemoteFile]:
+        """Writes all files that the run left below the directory, and nowhere else. A file appears whole or not at all,
+        and replaces one of that name."""
+        files = await self.files(run_id)
+        os.makedirs(directory, exist_ok=True)
+        for file in files:
+            backoff = _wire.Backoff(self._outage)
+            while True:
+                try:
+                    with _wire.place(file, directory) as to:
+                        await self._save(run_id, file, to)
+                    break
+                except EphemeralError as e:
+                    await anyio.sleep(backoff.pause(e))
+        return files
+
+    async def _save(self, run_id: str, file: RemoteFile, to: IO[bytes]) -> None:
+        saver = _wire.Saver(file, to)
+        async with self._send(_wire.file_request(run_id, file), _wire.ANSWER_TIMEOUT) as response:
+            try:
+                async for piece in response.aiter_bytes():
+                    saver.write(piece)
+            except httpx.TransportError as e:
+                raise UnreachableError(f"download: {e!r}") from e
+        saver.check()
+
+    async def _call(self, r: Request) -> Any:
+        """Sends the request, again as long as that may help, and returns the decoded answer."""
+        backoff = _wire.Backoff(self._outage if r.repeat else 0)
+        while True:
+            try:
+                async with self._send(r, _wire.ANSWER_TIMEOUT + r.wait) as response:
+                    try:
+                        await response.aread()
+                    except httpx.TransportError as e:
+                        raise UnreachableError(f"{r.method} {r.path}: {e!r}") from e
+                    return None if response.status_code == 204 else _wire.decode(response)
+            except EphemeralError as e:
+                await anyio.sleep(backoff.pause(e))
+
+    def _send(self, r: Request, timeout: float) -> _Answer:
+        return _Answer(self._http, self._base, self._key, r, timeout)
+
+
+class _Answer:
+    """One attempt: a streamed answer that is a success, or an error."""
+
+    def __init__(self, http: httpx.AsyncClient, base: str, key: str, r: Request, timeout: float) -> None:
+        self._http, self._what = http, f"{r.method} {r.path}"
+        self._request = http.build_request(
+            r.method, base + r.path, params=r.params or None, content=r.body, headers=_wire.headers(key, r), timeout=timeout
+        )  # fmt: skip
+        self._response: httpx.Response | None = None
+
+    async def __aenter__(self) -> httpx.Response:
+        try:
+            response = await self._http.send(self._request, stream=True)
+            self._response = response
+            if not 200 <= response.status_code <= 299:
+                body = await response.aread()
+                await response.aclose()
+                raise _wire.refusal(response.status_code, response.headers, body)
+            return response
+        except httpx.TransportError as e:
+            await self.aclose()
+            raise UnreachableError(f"{self._what}: {e!r}") from e
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        if self._response is not None:
+            await self._response.aclose()
