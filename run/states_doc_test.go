@@ -96,6 +96,7 @@ var eventPage = []struct {
 	{EventWeb, "the broker, for each web request"},
 	{EventConnection, "the broker, for each request to a connection"},
 	{EventBudgetWarning, "the capture that makes the charges 90 percent of the hold, once; see [money](money.md)"},
+	{EventFiles, "the node, where the run left something in `out/`; see [files](files.md)"},
 	{EventMicroVMDestroyed, "the node"},
 	{"succeeded, failed, cancelled, timed_out, budget_exhausted", "whatever ended the run, with the state of that name"},
 	{EventWorkerDestroyed, "the settlement, with the money"},
