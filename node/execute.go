@@ -39,6 +39,7 @@ type Runner struct {
 	Image     string        // digest, for the record
 	Isolation string        // for the record
 	Lease     time.Duration // how long the store lets a node own a run without renewing
+	Grace     time.Duration // how long a worker may write its results when nothing else can be paid; see Config
 	Artifacts ArtifactLimits
 	Metrics   *Metrics // nil: nothing is counted
 	Log       *slog.Logger
@@ -77,10 +78,12 @@ func (r *Runner) Execute(ctx context.Context, l *run.Lease) {
 	defer r.track(l.Run, end)()
 
 	price := r.Broker.Prices().ComputePerSecond
-	led := ledger{r.Store, l, price}
+	led := ledger{store: r.Store, lease: l, price: price}
+	paying := newMeter(led, price, l.Reserved, r.Grace)
+	led.spent = &paying.spent
 	x := &execution{
 		Runner: r, stopping: stopping, lease: l, line: newTimeline(r.Store, l), ledger: led, end: end,
-		meter: newMeter(led, price, l.Reserved),
+		meter: paying,
 	}
 	renewing, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var renewal sync.WaitGroup

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/ephemeral-run/ephemeral/run"
@@ -36,12 +37,16 @@ const (
 type ledger struct {
 	store *run.Store
 	lease *run.Lease
-	price run.Micros // of one slice of compute
+	price run.Micros   // of one slice of compute
+	spent *atomic.Bool // the hold pays for no more than the grace; see meter
 }
 
 // Authorize leaves the price of kept free, at most half of the hold, unless the call's least needs it.
 func (l ledger) Authorize(ctx context.Context, c run.Call) (run.Micros, error) {
 	if c.Kind != run.KindCompute {
+		if l.spent.Load() {
+			return 0, fmt.Errorf("only the time to write results is left: %w", run.ErrBudget)
+		}
 		c.Leave = min(l.price*run.Micros(kept/slice), l.lease.Reserved/2)
 	}
 	return l.store.Authorize(ctx, l.lease, c)
@@ -69,6 +74,11 @@ type meter struct {
 	ahead  int        // slices authorised beyond the next one, where the hold allows it
 	paid   int        // slices begun, all of them authorised
 
+	// When the hold pays for no more than grace slices beyond the one under way, it is spent: no other call is made, and the
+	// worker has that long to write its results. A call in flight that costs less than it set aside may undo it.
+	grace int
+	spent atomic.Bool
+
 	refused func(error) // called when no further slice is to be had, before the last one ends; nil: nothing
 
 	authorised int // the last slice that is authorised
@@ -78,12 +88,14 @@ type meter struct {
 	uncaptured []int // begun before that, or while the store was away
 }
 
-// newMeter makes the meter of a run whose hold is reserved.
-func newMeter(l payer, price, reserved run.Micros) *meter {
+// newMeter makes the meter of a run whose hold is reserved. The grace is cut to whole slices, and to those that are set aside
+// ahead.
+func newMeter(l payer, price, reserved run.Micros, grace time.Duration) *meter {
 	m := &meter{ledger: l, price: price}
 	if price > 0 {
 		m.ahead = int(min(run.Micros(ahead/slice), reserved/aheadShare/price))
 	}
+	m.grace = min(int(grace/slice), m.ahead)
 	return m
 }
 
@@ -183,12 +195,17 @@ func (m *meter) fill(ctx context.Context, deadline time.Time) error {
 		switch {
 		case err == nil:
 			m.authorised++
-		case m.authorised > m.paid && (errors.Is(err, run.ErrBudget) || errors.Is(err, run.ErrUnavailable)):
+		case m.authorised > m.paid && errors.Is(err, run.ErrBudget):
+			m.spent.Store(m.authorised-m.paid <= m.grace)
+			return nil
+		case m.authorised > m.paid && errors.Is(err, run.ErrUnavailable):
 			return nil
 		default:
+			m.spent.Store(errors.Is(err, run.ErrBudget))
 			return err
 		}
 	}
+	m.spent.Store(false)
 	return nil
 }
 

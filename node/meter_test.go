@@ -74,7 +74,7 @@ func newHold(amount run.Micros) *hold { return &hold{amount: amount, pending: ma
 
 func TestMeterStopsBeforeTheFirstUnpaidSlice(t *testing.T) {
 	h := newHold(500) // pays for two slices of 200
-	m := newMeter(h, 200, h.amount)
+	m := newMeter(h, 200, h.amount, 0)
 	if err := m.begin(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +96,7 @@ func TestMeterStopsBeforeTheFirstUnpaidSlice(t *testing.T) {
 
 func TestMeterRefusesWhenTheFirstSliceCannotBePaid(t *testing.T) {
 	h := newHold(199)
-	m := newMeter(h, 200, h.amount)
+	m := newMeter(h, 200, h.amount, 0)
 	if err := m.begin(t.Context()); !errors.Is(err, run.ErrBudget) {
 		t.Fatalf("begin returned %v, want ErrBudget", err)
 	}
@@ -107,7 +107,7 @@ func TestMeterRefusesWhenTheFirstSliceCannotBePaid(t *testing.T) {
 
 func TestMeterGivesBackTheSliceThatNeverBegan(t *testing.T) {
 	h := newHold(10_000)
-	m := newMeter(h, 200, h.amount)
+	m := newMeter(h, 200, h.amount, 0)
 	if err := m.begin(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -126,7 +126,7 @@ func TestMeterGivesBackTheSliceThatNeverBegan(t *testing.T) {
 
 func TestMeterChargesLaterWhatItCouldNotWhileTheStoreWasAway(t *testing.T) {
 	h := newHold(10_000)
-	m := newMeter(h, 200, h.amount)
+	m := newMeter(h, 200, h.amount, 0)
 	if err := m.begin(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -155,7 +155,7 @@ func TestMeterChargesLaterWhatItCouldNotWhileTheStoreWasAway(t *testing.T) {
 
 func TestMeterOutlastsAnAbsenceOfTheStore(t *testing.T) {
 	h := newHold(40_000)
-	m := newMeter(h, 200, h.amount)
+	m := newMeter(h, 200, h.amount, 0)
 	if err := m.begin(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -182,7 +182,7 @@ func TestMeterSetsLittleAsideAhead(t *testing.T) {
 		reserved run.Micros
 		want     int
 	}{{500, 0}, {3_200, 2}, {40_000, 10}, {1_000_000, 10}} {
-		if got := newMeter(nil, 200, c.reserved).ahead; got != c.want {
+		if got := newMeter(nil, 200, c.reserved, 0).ahead; got != c.want {
 			t.Errorf("of a hold of %d: %d slices ahead, want %d", c.reserved, got, c.want)
 		}
 	}
@@ -190,7 +190,7 @@ func TestMeterSetsLittleAsideAhead(t *testing.T) {
 
 func TestMeterStopsBeforeTheFirstUnpaidSliceWhenTheStoreHangs(t *testing.T) {
 	h := newHold(1_000)
-	m := newMeter(h, 200, h.amount)
+	m := newMeter(h, 200, h.amount, 0)
 	if err := m.begin(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -217,7 +217,7 @@ func TestMeterStopsBeforeTheFirstUnpaidSliceWhenTheStoreHangs(t *testing.T) {
 func TestMeterChargesNothingBeforeTheWorkerStarts(t *testing.T) {
 	for _, starts := range []bool{false, true} {
 		h := newHold(10_000)
-		m := newMeter(h, 200, h.amount)
+		m := newMeter(h, 200, h.amount, 0)
 		if err := m.begin(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -239,5 +239,37 @@ func TestMeterChargesNothingBeforeTheWorkerStarts(t *testing.T) {
 		if h.charged != want {
 			t.Errorf("worker started %v: charged %d, want %d", starts, h.charged, want)
 		}
+	}
+}
+
+// When the hold pays for no more than the grace, no other call is made; a call that gives back what it had set aside
+// undoes that.
+func TestMeterKeepsTheGraceForResults(t *testing.T) {
+	h := newHold(2000) // ten slices
+	m := newMeter(h, 200, 8000, 2*time.Second)
+	calls := ledger{price: 200, spent: &m.spent}
+	h.pending["model"] = 1000
+	if err := m.begin(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	spent := func(paid int) bool {
+		t.Helper()
+		m.paid = paid
+		if err := m.fill(t.Context(), time.Now().Add(time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		return m.spent.Load()
+	}
+	for paid, want := range []bool{1: false, 2: false, 3: true, 4: true} {
+		if paid > 0 && spent(paid) != want {
+			t.Errorf("%d of 5 slices begun: spent is %t", paid, !want)
+		}
+	}
+	if _, err := calls.Authorize(t.Context(), run.Call{ID: "next", Kind: run.KindModel}); !errors.Is(err, run.ErrBudget) {
+		t.Errorf("a call of a spent hold: %v", err)
+	}
+	delete(h.pending, "model") // it cost nothing
+	if spent(4) {
+		t.Error("spent, with five more slices")
 	}
 }

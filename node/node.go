@@ -17,6 +17,7 @@ import (
 type Config struct {
 	Concurrency int           `env:"EPHEMERAL_NODE_CONCURRENCY" envDefault:"0" help:"runs at once on this node (0: as many as the pool may have machines)"`
 	Drain       time.Duration `env:"EPHEMERAL_NODE_DRAIN" envDefault:"30s" help:"how long a stopping node lets its runs go on before it ends them"`
+	Grace       time.Duration `env:"EPHEMERAL_BUDGET_GRACE" envDefault:"2s" help:"how long a run may write its results when its budget pays for nothing else (whole seconds, at most 10s and an eighth of the budget)"`
 }
 
 // Executor carries out one run: it must bring the leased run to a terminal state or give it back, and return only when

@@ -65,7 +65,7 @@ func (c *cell) runNode(ctx context.Context, ready *readiness, registry *promethe
 	}
 	runner := &node.Runner{
 		Store: c.store, Broker: c.broker, Pool: machines, Image: image.Digest, Isolation: string(driver.Isolation()),
-		Lease: c.Run.Lease, Artifacts: c.Artifacts, Metrics: metrics, Log: c.log,
+		Lease: c.Run.Lease, Grace: c.Node.Grace, Artifacts: c.Artifacts, Metrics: metrics, Log: c.log,
 	}
 	cfg := c.Node
 	if cfg.Concurrency == 0 {
