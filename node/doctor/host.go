@@ -29,8 +29,8 @@ type Host interface {
 	CloudHypervisor(program string) (cloudhypervisor.Program, error)
 	// LandlockABI is what the kernel offers of landlock; 0: none.
 	LandlockABI() int
-	// SharedMapping tells whether files in the file system of path, or of the nearest directory above it that is there, can
-	// be mapped shared and filled.
+	// SharedMapping tells whether clones can map files in the file system of path, or of the nearest directory above it that
+	// is there.
 	SharedMapping(path string) error
 	// OpenDevice opens a device for reading and writing, and closes it.
 	OpenDevice(path string) error

@@ -149,5 +149,5 @@ func checkTemplates(_ context.Context, c *Config) Check {
 		return warn("choose a data directory on ext4, XFS, Btrfs or tmpfs by EPHEMERAL_DATA_DIR",
 			"clones cannot share their template's memory there, each takes a copy: %v", err)
 	}
-	return ok("clones share their template's memory: files there can be mapped and filled")
+	return ok("clones share their template's memory: files there can be mapped")
 }

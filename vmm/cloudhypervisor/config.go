@@ -102,10 +102,9 @@ type landlockRule struct {
 
 // bootConfig is the machine of a spec, without its network card.
 func (d *Driver) bootConfig(s vmm.Spec) vmConfig {
-	size := int64(s.Shape.MemoryMiB) << 20
 	c := vmConfig{
 		CPUs:    cpuConfig{Boot: s.Shape.VCPUs, Max: s.Shape.VCPUs}, // not nested: a guest has no use for KVM
-		Memory:  memoryConfig{Size: size, THP: true},
+		Memory:  plainMemory(s),
 		Payload: payloadConfig{Kernel: s.Image.Kernel, Initramfs: s.Image.Initramfs, Cmdline: d.kernelArgs()},
 		// The type is told, since a guessed one makes the first sector unwritable; the serial number too, since the default
 		// tells of the host's file system.
@@ -118,7 +117,7 @@ func (d *Driver) bootConfig(s vmm.Spec) vmConfig {
 	}
 	if s.RAM != "" {
 		// Huge pages would make a clone copy 2 MiB where it writes one byte.
-		c.Memory = memoryConfig{Zones: []zoneConfig{{ID: zoneID, Size: size, File: s.RAM, Shared: true}}}
+		c.Memory = memoryConfig{Zones: []zoneConfig{{ID: zoneID, Size: memorySize(s), File: s.RAM, Shared: true}}}
 	}
 	if d.config.Console {
 		c.Serial = consoleConfig{Mode: "File", File: consolePath}
@@ -128,6 +127,11 @@ func (d *Driver) bootConfig(s vmm.Spec) vmConfig {
 	}
 	return c
 }
+
+// plainMemory is the process's own.
+func plainMemory(s vmm.Spec) memoryConfig { return memoryConfig{Size: memorySize(s), THP: true} }
+
+func memorySize(s vmm.Spec) int64 { return int64(s.Shape.MemoryMiB) << 20 }
 
 // landlockRules are what a process may reach beside the files of its configuration: its own directory, and of a tap that it
 // opens by name the flags.
@@ -211,8 +215,9 @@ func (o object) editOnly(name string, change func(object) error) error {
 	return o.set(name, list)
 }
 
-// cloneConfig makes a clone's configuration of its template's: the memory is mapped privately, files are where they are
-// now, the network card is the clone's. Everything else stays as the template's state has it.
+// cloneConfig makes a clone's configuration of its template's: the memory file ram is mapped privately (""; there is none,
+// the memory is copied), files are where they are now, the network card is the clone's. Everything else stays as the
+// template's state has it.
 func cloneConfig(template []byte, s vmm.Spec, ram string, landlock bool) ([]byte, error) {
 	var c object
 	if err := json.Unmarshal(template, &c); err != nil || c == nil {
@@ -223,6 +228,9 @@ func cloneConfig(template []byte, s vmm.Spec, ram string, landlock bool) ([]byte
 	errs := []error{
 		c.edit("memory", func(m object) error {
 			delete(m, "prefault")
+			if ram == "" {
+				return nil
+			}
 			return m.editOnly("zones", func(z object) error {
 				delete(z, "prefault")
 				return errors.Join(z.set("file", ram), z.set("shared", false))

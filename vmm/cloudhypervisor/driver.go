@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ephemeral-run/ephemeral/vmm"
+	"github.com/ephemeral-run/ephemeral/vmm/hypervisor"
 )
 
 // Config is what an operator can choose.
@@ -29,7 +30,8 @@ type Driver struct {
 	program  Program
 	cpu      string
 	landlock bool
-	kvm      bool // false only in tests
+	kvm      bool                   // false only in tests
+	mapping  func(dir string) error // whether clones can map a file there
 }
 
 var _ vmm.Driver = (*Driver)(nil)
@@ -40,9 +42,16 @@ type Option func(*Driver)
 // WithoutKVM takes a program that makes no machines but behaves as if, like that of package chfake.
 func WithoutKVM() Option { return func(d *Driver) { d.kvm = false } }
 
+// WithoutSharing has a driver behave as where clones cannot map their template's memory.
+func WithoutSharing() Option {
+	return func(d *Driver) {
+		d.mapping = func(string) error { return errors.New("sharing is switched off") }
+	}
+}
+
 // New finds the program, checks its version, and sees that KVM is usable.
 func New(config Config, options ...Option) (*Driver, error) {
-	d := &Driver{config: config, kvm: true}
+	d := &Driver{config: config, kvm: true, mapping: hypervisor.SharedMapping}
 	for _, o := range options {
 		o(d)
 	}

@@ -27,12 +27,12 @@ func (d *Driver) LaunchEmpty(ctx context.Context, t vmm.Template, s vmm.Spec) (v
 	if err := hypervisor.Check(s); err != nil {
 		return nil, fmt.Errorf("restore machine %s: %w", s.ID, err)
 	}
-	config, err := d.fit(t, s)
+	config, memory, err := d.fit(t, s)
 	if err != nil {
 		return nil, fmt.Errorf("restore machine %s: %w: %w", s.ID, vmm.ErrTemplate, err)
 	}
 	dir := filepath.Join(s.Dir, cloneDir)
-	if err := writeClone(dir, config, filepath.Join(t.Dir, stateFile)); err != nil {
+	if err := writeClone(dir, config, filepath.Join(t.Dir, stateFile), memory); err != nil {
 		return nil, fmt.Errorf("restore machine %s: %w", s.ID, err)
 	}
 	readOnly := append([]string{t.RAM, filepath.Join(t.Dir, stateFile), s.Image.RootFS}, visibleNIC(s)...)

@@ -63,6 +63,17 @@ func fakeHarness(t testing.TB, o chfake.Options) vmmtest.Harness {
 
 func TestFakeConformance(t *testing.T) { vmmtest.Run(t, fakeHarness(t, chfake.Options{})) }
 
+// TestFakeCopies makes templates and clones where clones cannot map their template's memory.
+func TestFakeCopies(t *testing.T) {
+	h := fakeHarness(t, chfake.Options{})
+	var err error
+	h.Driver, err = cloudhypervisor.New(cloudhypervisor.Config{Path: chfake.Install(t, chfake.Options{})}, cloudhypervisor.WithoutKVM(), cloudhypervisor.WithoutSharing())
+	if err != nil {
+		t.Fatal(err)
+	}
+	vmmtest.RunOnly(t, h, "RestoreIsPaused", "RestoreRefusesBadTemplates", "SnapshotRefuses", "ClonesAreApart", "ClonesAtOnce", "Empty")
+}
+
 // TestFaults restores a clone while something goes wrong: an error that says what, and nothing left.
 func TestFaults(t *testing.T) {
 	h := fakeHarness(t, chfake.Options{})

@@ -19,6 +19,7 @@ type machine struct {
 	endpoint *endpoint
 	api      *client
 	told     chan struct{} // closed when all events were read
+	copied   bool          // its memory is in no file until it is snapshotted
 
 	// What follows belongs to who has the machine's turn.
 	state       string // of the API; "" when an interrupted call left it unknown

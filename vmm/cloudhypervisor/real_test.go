@@ -103,6 +103,18 @@ func tap(t testing.TB, id string) *vmm.NIC {
 	return &vmm.NIC{Tap: name, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}}
 }
 
+// TestRealCopies makes clones where they cannot map their template's memory.
+func TestRealCopies(t *testing.T) {
+	path := program(t)
+	realDriver(t)
+	d, err := cloudhypervisor.New(cloudhypervisor.Config{Path: path}, cloudhypervisor.WithoutSharing())
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := vmmtest.Harness{Driver: d, Image: image(t), Slow: slow(t), Shape: vmm.Shape{VCPUs: 1, MemoryMiB: 256}}
+	vmmtest.RunOnly(t, h, "RestoreIsPaused", "ClonesAreApart")
+}
+
 func TestRealConsole(t *testing.T) {
 	path := program(t)
 	realDriver(t)

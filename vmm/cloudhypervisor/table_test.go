@@ -174,7 +174,7 @@ func runTable(t *testing.T, program string, img images.Image, boots bool) {
 				config, err = cloneConfig(config, s, s.RAM, false)
 			}
 			if err == nil {
-				err = writeClone(clone, config, filepath.Join(dir, "snapshot", stateFile))
+				err = writeClone(clone, config, filepath.Join(dir, "snapshot", stateFile), "")
 			}
 			if err != nil {
 				t.Fatal(err)

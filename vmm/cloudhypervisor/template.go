@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 
@@ -22,7 +23,7 @@ import (
 const (
 	configFile   = "config.json"
 	stateFile    = "state.json"
-	memoryFile   = "memory-ranges" // memory that was not in the file; there must be none
+	memoryFile   = "memory-ranges" // memory that is not in a shared file
 	manifestFile = "cloud-hypervisor.json"
 
 	snapshotDir = "snapshot" // in the machine's directory, while a template is made
@@ -40,6 +41,7 @@ type manifest struct {
 	hypervisor.Made
 	Config string `json:"config_sha256"`
 	State  string `json:"state_sha256"`
+	Copied bool   `json:"copied,omitempty"` // its memory was written by the snapshot, and clones copy it
 }
 
 // Boot starts a machine from its image.
@@ -53,7 +55,11 @@ func (d *Driver) Boot(ctx context.Context, s vmm.Spec) (vmm.Machine, error) {
 		}
 	}
 	var writable []string
+	copied := false
 	if s.RAM != "" {
+		copied = !d.shares(s)
+	}
+	if s.RAM != "" && !copied {
 		if err := hypervisor.PrepareRAM(s); err != nil {
 			return nil, fmt.Errorf("boot machine %s: memory file: %w", s.ID, err)
 		}
@@ -63,16 +69,32 @@ func (d *Driver) Boot(ctx context.Context, s vmm.Spec) (vmm.Machine, error) {
 	if err != nil {
 		return nil, err
 	}
+	m.copied = copied
 	if err := m.boot(ctx); err != nil {
 		return nil, m.abort(fmt.Errorf("boot machine %s: %w", s.ID, err))
 	}
 	return m, nil
 }
 
+// shares tells whether clones can map the memory file that the machine is to have. Where they cannot, its memory is written
+// when it is snapshotted, and each clone takes a copy of all of it.
+func (d *Driver) shares(s vmm.Spec) bool {
+	err := d.mapping(filepath.Dir(s.RAM))
+	if err != nil {
+		slog.Warn("cloud-hypervisor: clones cannot share their template's memory, each takes a copy: use a data directory on ext4, XFS, Btrfs or tmpfs",
+			"file", s.RAM, "error", err)
+	}
+	return err == nil
+}
+
 // boot creates and starts the machine in a fresh process.
 func (m *machine) boot(ctx context.Context) error {
 	s := m.Spec
-	if err := m.api.create(ctx, m.driver.bootConfig(s)); err != nil {
+	config := m.driver.bootConfig(s)
+	if m.copied {
+		config.Memory = plainMemory(s)
+	}
+	if err := m.api.create(ctx, config); err != nil {
 		return err
 	}
 	if s.NIC != nil {
@@ -133,10 +155,10 @@ func (m *machine) save(ctx context.Context, dir string) (err error) {
 	if err := m.api.snapshot(ctx, from); err != nil {
 		return err
 	}
-	if _, err := os.Lstat(filepath.Join(from, memoryFile)); !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("the snapshot has memory of its own (%v)", err)
+	if err := m.keepMemory(filepath.Join(from, memoryFile)); err != nil {
+		return err
 	}
-	w := manifest{Made: m.Made(m.driver)}
+	w := manifest{Made: m.Made(m.driver), Copied: m.copied}
 	if w.Config, err = keep(filepath.Join(from, configFile), filepath.Join(dir, configFile), maxConfig); err != nil {
 		return err
 	}
@@ -148,6 +170,22 @@ func (m *machine) save(ctx context.Context, dir string) (err error) {
 		return err
 	}
 	return os.WriteFile(filepath.Join(dir, manifestFile), append(content, '\n'), 0o444)
+}
+
+// keepMemory makes the memory that a snapshot wrote the machine's memory file; with a shared file it must have written none.
+func (m *machine) keepMemory(from string) error {
+	info, err := os.Lstat(from)
+	switch size := int64(m.Spec.Shape.MemoryMiB) << 20; {
+	case errors.Is(err, fs.ErrNotExist) && !m.copied:
+		return nil
+	case err != nil:
+		return err
+	case !m.copied:
+		return errors.New("the snapshot has memory of its own")
+	case !info.Mode().IsRegular() || info.Size() != size:
+		return fmt.Errorf("the snapshot's memory is %v of %d bytes, not a file of %d", info.Mode(), info.Size(), size)
+	}
+	return os.Rename(from, m.Spec.RAM)
 }
 
 // keep copies a file that the process has written, and returns its digest. Clones read it under other users.
@@ -213,8 +251,9 @@ func unfit(e *APIError) bool {
 	return e.says("CPUID") || e.says("CpuId") || e.says("deserialize") || e.says("Failed to restore CPU") || e.says("MSR")
 }
 
-// writeClone makes the directory that a clone is restored from: its own configuration, and the template's state.
-func writeClone(dir string, config []byte, state string) error {
+// writeClone makes the directory that a clone is restored from: its own configuration, and the template's state; also its
+// memory, when that is copied, else "".
+func writeClone(dir string, config []byte, state, memory string) error {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return err
 	}
@@ -226,28 +265,39 @@ func writeClone(dir string, config []byte, state string) error {
 	if err := os.WriteFile(path, config, 0o444); err != nil {
 		return err
 	}
+	if memory != "" {
+		if err := os.Symlink(memory, filepath.Join(dir, memoryFile)); err != nil {
+			return err
+		}
+	}
 	return errors.Join(os.Chmod(path, 0o444), os.Symlink(state, filepath.Join(dir, stateFile)))
 }
 
-// fit compares a template with what a clone here would be, and returns the clone's configuration.
-func (d *Driver) fit(t vmm.Template, s vmm.Spec) ([]byte, error) {
+// fit compares a template with what a clone here would be, and returns the clone's configuration, and the memory that it
+// copies; "": it maps it.
+func (d *Driver) fit(t vmm.Template, s vmm.Spec) (clone []byte, memory string, err error) {
 	var got manifest
 	if err := hypervisor.ReadManifest(filepath.Join(t.Dir, manifestFile), &got); err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	if err := hypervisor.Fit(d, t, got.Made, s); err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	state, err := readFile(filepath.Join(t.Dir, stateFile), maxState)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	config, err := readFile(filepath.Join(t.Dir, configFile), maxConfig)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	if digest(state) != got.State || digest(config) != got.Config {
-		return nil, errors.New("its state or configuration is not what was saved")
+		return nil, "", errors.New("its state or configuration is not what was saved")
 	}
-	return cloneConfig(config, s, t.RAM, d.landlock)
+	if got.Copied {
+		clone, err = cloneConfig(config, s, "", d.landlock)
+		return clone, t.RAM, err
+	}
+	clone, err = cloneConfig(config, s, t.RAM, d.landlock)
+	return clone, "", err
 }

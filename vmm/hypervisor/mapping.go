@@ -8,7 +8,7 @@ import (
 )
 
 // SharedMapping tells whether a file in the directory can be a guest's memory that clones share: it is mapped shared and
-// written to, filled, and mapped privately when it is only open for reading. A file system that cannot do this, as some of
+// written to, and mapped privately when it is only open for reading. A file system that cannot do this, as some of
 // remote and user-space ones, makes it fail. The file has no name and is gone afterwards.
 func SharedMapping(dir string) error {
 	fd, err := unix.Open(dir, unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
@@ -45,9 +45,6 @@ func mapShared(f *os.File) error {
 	shared[0] = 1
 	if err := unix.Munmap(shared); err != nil {
 		return err
-	}
-	if err := unix.Fallocate(fd, 0, 0, int64(size)); err != nil {
-		return fmt.Errorf("fill a file in %s: %w", f.Name(), err)
 	}
 	read, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", fd))
 	if err != nil {

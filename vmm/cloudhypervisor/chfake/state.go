@@ -357,7 +357,7 @@ func (v *vmm) write(dir string) error {
 		if err = errors.Join(err, f.Close()); err != nil {
 			return err
 		}
-	} else if err := create(filepath.Join(dir, "memory-ranges"), memory); err != nil {
+	} else if err := v.writeMemory(filepath.Join(dir, "memory-ranges"), memory); err != nil {
 		return err
 	}
 	config, err := json.Marshal(v.config)
@@ -374,6 +374,16 @@ func (v *vmm) write(dir string) error {
 		return err
 	}
 	return errors.Join(create(filepath.Join(dir, "config.json"), config), create(filepath.Join(dir, "state.json"), content))
+}
+
+// writeMemory makes a file of the memory's size.
+func (v *vmm) writeMemory(path string, memory []byte) error {
+	if err := create(path, append(memory, 0)); err != nil {
+		return err
+	}
+	config, _ := v.config["memory"].(object)
+	size, _ := config["size"].(float64)
+	return os.Truncate(path, int64(size))
 }
 
 func create(path string, content []byte) error {
@@ -437,8 +447,13 @@ func (v *vmm) load(o object, files []int) error {
 	if err != nil {
 		return err
 	}
-	if file == "" || shared {
-		return errors.New("this fake restores from a file zone that is not shared")
+	if shared {
+		return errors.New("this fake restores from a file zone that is not shared, or from memory in the snapshot")
+	}
+	if file == "" {
+		if file, err = os.Readlink(filepath.Join(dir, "memory-ranges")); err != nil {
+			return err
+		}
 	}
 	memory, err := os.ReadFile(host(file))
 	if err != nil {
