@@ -10,7 +10,6 @@ import (
 
 	"github.com/ephemeral-run/ephemeral/images"
 	"github.com/ephemeral-run/ephemeral/vmm"
-	"github.com/ephemeral-run/ephemeral/vmm/hypervisor"
 )
 
 func testSpec() vmm.Spec {
@@ -148,27 +147,6 @@ func TestOptionROM(t *testing.T) {
 		got, err := optionROM(path)
 		if got != want || (err == nil) != (want != "") {
 			t.Errorf("%q: %q, %v", content, got, err)
-		}
-	}
-}
-
-func TestValidate(t *testing.T) {
-	for name, spoil := range map[string]func(*vmm.Spec){
-		"no id":           func(s *vmm.Spec) { s.ID = "" },
-		"options in id":   func(s *vmm.Spec) { s.ID = "a,process=x" },
-		"relative dir":    func(s *vmm.Spec) { s.Dir = "dir" },
-		"no CPU":          func(s *vmm.Spec) { s.Shape.VCPUs = 0 },
-		"many CPUs":       func(s *vmm.Spec) { s.Shape.VCPUs = 65 },
-		"no memory":       func(s *vmm.Spec) { s.Shape.MemoryMiB = 0 },
-		"relative RAM":    func(s *vmm.Spec) { s.RAM = "ram" },
-		"no image":        func(s *vmm.Spec) { s.Image = images.Image{} },
-		"no launcher":     func(*vmm.Spec) {},
-		"too much memory": func(s *vmm.Spec) { s.Shape.MemoryMiB = 1 << 20 },
-	} {
-		s := testSpec()
-		spoil(&s)
-		if err := hypervisor.Check(s); err == nil {
-			t.Errorf("%s: valid", name)
 		}
 	}
 }
