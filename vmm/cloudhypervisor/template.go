@@ -10,6 +10,7 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"net/http"
 	"os"
 	"path/filepath"
 
@@ -248,6 +249,9 @@ func (m *machine) restore(ctx context.Context, dir string) error {
 // unfit tells whether a refused restore is the template's fault. Its files are as they were made, so what remains is a host
 // on which it cannot run: another CPU. Everything else, a tap or a socket for example, is the clone's.
 func unfit(e *APIError) bool {
+	if e.Status != http.StatusInternalServerError {
+		return false // the call was wrong, not what it named
+	}
 	return e.says("CPUID") || e.says("CpuId") || e.says("deserialize") || e.says("Failed to restore CPU") || e.says("MSR")
 }
 
