@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"net/url"
+	"time"
 
 	"github.com/ephemeral-run/ephemeral/run"
 )
@@ -72,10 +73,16 @@ type NewKey struct {
 }
 
 // CreateKey makes a member key of the organisation. It is sent once: repeated, it would make a second key.
-func (c *Client) CreateKey(ctx context.Context, org, name string) (NewKey, error) {
+func (c *Client) CreateKey(ctx context.Context, org, name string, options ...run.KeyOption) (NewKey, error) {
+	var want run.Key
+	for _, o := range options {
+		o(&want)
+	}
 	body, err := encode(struct {
-		Name string `json:"name"`
-	}{name})
+		Name      string    `json:"name"`
+		Member    string    `json:"member,omitempty"`
+		ExpiresAt time.Time `json:"expires_at,omitzero"`
+	}{name, want.Member, want.ExpiresAt})
 	if err != nil {
 		return NewKey{}, err
 	}
@@ -91,6 +98,47 @@ func (c *Client) Keys(ctx context.Context, org string) ([]run.Key, error) {
 	}
 	err := c.call(ctx, request{method: http.MethodGet, path: orgPath(org, "/keys"), repeat: true}, &l)
 	return l.Keys, err
+}
+
+// OrgUsage is Usage of any organisation.
+func (c *Client) OrgUsage(ctx context.Context, org string, first, last time.Time) ([]run.DayUsage, error) {
+	return c.usage(ctx, orgPath(org, "/usage"), first, last)
+}
+
+// AddMember adds a member to the organisation. It is sent once: repeated, it would add a second one.
+func (c *Client) AddMember(ctx context.Context, org, name string) (run.OrgMember, error) {
+	body, err := encode(struct {
+		Name string `json:"name"`
+	}{name})
+	if err != nil {
+		return run.OrgMember{}, err
+	}
+	var m run.OrgMember
+	err = c.call(ctx, request{method: http.MethodPost, path: orgPath(org, "/members"), body: body}, &m)
+	return m, err
+}
+
+// Members returns the organisation's members.
+func (c *Client) Members(ctx context.Context, org string) ([]run.OrgMember, error) {
+	var l struct {
+		Members []run.OrgMember `json:"members"`
+	}
+	err := c.call(ctx, request{method: http.MethodGet, path: orgPath(org, "/members"), repeat: true}, &l)
+	return l.Members, err
+}
+
+// RemoveMember removes a member and revokes its keys.
+func (c *Client) RemoveMember(ctx context.Context, org, id string) error {
+	return c.call(ctx, request{method: http.MethodDelete, path: orgPath(org, "/members/"+url.PathEscape(id)), repeat: true}, nil)
+}
+
+// Nodes returns the hosts that carry out runs.
+func (c *Client) Nodes(ctx context.Context) ([]run.Node, error) {
+	var l struct {
+		Nodes []run.Node `json:"nodes"`
+	}
+	err := c.call(ctx, request{method: http.MethodGet, path: "/v1/nodes", repeat: true}, &l)
+	return l.Nodes, err
 }
 
 // RevokeKey makes a key useless.

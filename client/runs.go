@@ -143,6 +143,15 @@ func (c *Client) Runs(ctx context.Context, p run.Page) (RunList, error) {
 	if p.State != "" {
 		q.Set("state", string(p.State))
 	}
+	if !p.QueuedFrom.IsZero() {
+		q.Set("queued_from", p.QueuedFrom.Format(time.RFC3339Nano))
+	}
+	if !p.QueuedTo.IsZero() {
+		q.Set("queued_to", p.QueuedTo.Format(time.RFC3339Nano))
+	}
+	for key, value := range p.Metadata {
+		q.Set("metadata["+key+"]", value)
+	}
 	var l RunList
 	err := c.call(ctx, request{method: http.MethodGet, path: "/v1/runs", query: q, repeat: true}, &l)
 	return l, err
@@ -159,6 +168,21 @@ func (c *Client) Cancel(ctx context.Context, id run.ID) (run.Run, error) {
 // Delete erases the content of an ended run. The record of its money stays.
 func (c *Client) Delete(ctx context.Context, id run.ID) error {
 	return c.call(ctx, request{method: http.MethodDelete, path: runPath(id), repeat: true}, nil)
+}
+
+// Usage returns the usage of the key's organisation by day, from the first to the last, both included; of both only the
+// date in UTC counts. At most 366 days.
+func (c *Client) Usage(ctx context.Context, first, last time.Time) ([]run.DayUsage, error) {
+	return c.usage(ctx, "/v1/usage", first, last)
+}
+
+func (c *Client) usage(ctx context.Context, path string, first, last time.Time) ([]run.DayUsage, error) {
+	var l struct {
+		Days []run.DayUsage `json:"days"`
+	}
+	q := url.Values{"from": {first.UTC().Format(time.DateOnly)}, "to": {last.UTC().Format(time.DateOnly)}}
+	err := c.call(ctx, request{method: http.MethodGet, path: path, query: q, repeat: true}, &l)
+	return l.Days, err
 }
 
 // Account returns the account of the key's organisation.

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"regexp"
 	"strings"
+	"time"
 
 	"github.com/gofiber/fiber/v2"
 
@@ -180,7 +181,8 @@ func (s *Server) createKey(ctx context.Context, c *fiber.Ctx, _ run.Key) error {
 	if err != nil {
 		return err
 	}
-	var name string
+	var name, holder, expires string
+	var until time.Time
 	role := string(run.Member)
 	err = s.readFields(ctx, c, func(d *decoder, field string) error {
 		switch field {
@@ -188,10 +190,23 @@ func (s *Server) createKey(ctx context.Context, c *fiber.Ctx, _ run.Key) error {
 			return d.text(field, &name)
 		case "role":
 			return d.text(field, &role)
+		case "member":
+			return d.text(field, &holder)
+		case "expires_at":
+			return d.text(field, &expires)
 		}
 		return errUnknownField
 	}, func(v *violations) {
 		v.name("name", name)
+		if expires != "" {
+			var err error
+			if until, err = time.Parse(time.RFC3339Nano, expires); err != nil || !until.After(time.Now()) || until.Year() > 9998 {
+				v.invalid("expires_at", "must be a time in the future, like 2026-10-07T12:00:00Z")
+			}
+		}
+		if holder != "" && !namePattern.MatchString(holder) {
+			v.invalid("member", "is not the id of a member")
+		}
 		if role != string(run.Member) {
 			v.invalid("role", "must be %s: other keys belong to no organisation", run.Member)
 		}
@@ -199,7 +214,10 @@ func (s *Server) createKey(ctx context.Context, c *fiber.Ctx, _ run.Key) error {
 	if err != nil {
 		return err
 	}
-	key, secret, err := s.deps.Store.CreateKey(ctx, org.ID, name, run.Member)
+	key, secret, err := s.deps.Store.CreateKey(ctx, org.ID, name, run.Member, run.ExpiresAt(until), run.OfMember(holder))
+	if holder != "" && errors.Is(err, run.ErrNotFound) {
+		return problem(CodeInvalidRequest, "", FieldError{"member", "is not a member of the organisation"})
+	}
 	if err != nil {
 		return err
 	}

@@ -29,6 +29,8 @@ const (
 	CodeNoSealingKey          Code = "no_sealing_key"
 	CodeIdempotencyConflict   Code = "idempotency_conflict"
 	CodeQueueFull             Code = "queue_full"
+	CodeRateLimited           Code = "rate_limited"
+	CodeTooManyConnections    Code = "too_many_connections"
 	CodeInternal              Code = "internal_error"
 	CodeUnavailable           Code = "unavailable"
 	CodeNotReady              Code = "not_ready"
@@ -89,6 +91,10 @@ var Catalogue = []Entry{
 		"Use a new Idempotency-Key for a new request; repeat a request with its own key and unchanged body.", 0},
 	{CodeQueueFull, http.StatusTooManyRequests, "The organisation has too many waiting runs",
 		"Wait for queued runs to start, then repeat the request with the same Idempotency-Key.", 5},
+	{CodeRateLimited, http.StatusTooManyRequests, "The API key is used too often",
+		"Repeat the request after the time in Retry-After, and keep to the rate in RateLimit-Policy.", 1},
+	{CodeTooManyConnections, http.StatusServiceUnavailable, "The server has too many connections",
+		"Repeat the request after the time in Retry-After, over few connections that stay open.", 1},
 	{CodeInternal, http.StatusInternalServerError, "The server failed",
 		"Repeat the request with the same Idempotency-Key; if it fails again, report the request id.", 0},
 	{CodeUnavailable, http.StatusServiceUnavailable, "The server cannot answer now",

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"errors"
+	"io"
 	"net"
 	"slices"
 	"sync"
@@ -14,13 +15,22 @@ import (
 type conns struct {
 	net.Listener
 	writeTimeout time.Duration
+	limit        int           // connections open at once
+	refusal      func() []byte // what a connection beyond the limit is told; nil: nothing
 
 	mu   sync.Mutex
 	open map[*conn]struct{}
+
+	refusing chan struct{} // a slot for each connection that is being told
+	told     sync.WaitGroup
 }
 
-func newConns(ln net.Listener, writeTimeout time.Duration) *conns {
-	return &conns{Listener: ln, writeTimeout: writeTimeout, open: map[*conn]struct{}{}}
+// refuseAtOnce bounds the connections beyond the limit that get an answer at the same time; others are closed.
+const refuseAtOnce = 64
+
+func newConns(ln net.Listener, writeTimeout time.Duration, limit int, refusal func() []byte) *conns {
+	return &conns{Listener: ln, writeTimeout: writeTimeout, limit: limit, refusal: refusal, open: map[*conn]struct{}{},
+		refusing: make(chan struct{}, refuseAtOnce)}
 }
 
 // acceptPause is how long a host that is out of descriptors or memory is left alone before the next try.
@@ -31,21 +41,67 @@ var exhausted = []error{
 	syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ECONNABORTED,
 }
 
-// Accept waits for the next connection. While the host is out of resources connections wait in the kernel.
+// Accept waits for the next connection. While the host is out of resources connections wait in the kernel; those beyond
+// the limit are refused.
 func (l *conns) Accept() (net.Conn, error) {
-	nc, err := l.Listener.Accept()
-	for err != nil && slices.ContainsFunc(exhausted, func(e error) bool { return errors.Is(err, e) }) {
-		time.Sleep(acceptPause)
-		nc, err = l.Listener.Accept()
+	for {
+		nc, err := l.Listener.Accept()
+		for err != nil && slices.ContainsFunc(exhausted, func(e error) bool { return errors.Is(err, e) }) {
+			time.Sleep(acceptPause)
+			nc, err = l.Listener.Accept()
+		}
+		if err != nil {
+			return nil, err
+		}
+		c := &conn{Conn: nc, owner: l}
+		if l.add(c) {
+			return c, nil
+		}
+		l.refuse(nc)
 	}
-	if err != nil {
-		return nil, err
-	}
-	c := &conn{Conn: nc, owner: l}
+}
+
+// add takes the connection in, unless there are as many as there may be.
+func (l *conns) add(c *conn) bool {
 	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.open) >= l.limit {
+		return false
+	}
 	l.open[c] = struct{}{}
-	l.mu.Unlock()
-	return c, nil
+	return true
+}
+
+// refuseTime bounds how long a connection beyond the limit is kept to be told so.
+const refuseTime = time.Second
+
+// refuse answers before any request and closes the connection when the client has read it: to close at once would reset
+// it, and the answer be lost.
+func (l *conns) refuse(nc net.Conn) {
+	var answer []byte
+	if l.refusal != nil {
+		answer = l.refusal()
+	}
+	select {
+	case l.refusing <- struct{}{}:
+	default:
+		answer = nil
+	}
+	if answer == nil {
+		_ = nc.Close() // nobody is there to be told
+		return
+	}
+	l.told.Go(func() {
+		defer func() { <-l.refusing }()
+		defer nc.Close()
+		_ = nc.SetDeadline(time.Now().Add(refuseTime)) // a connection that has no deadline fails at the next call
+		if _, err := nc.Write(answer); err != nil {
+			return
+		}
+		if tcp := tcpOf(nc); tcp != nil && tcp.CloseWrite() == nil {
+			_, _ = io.Copy(io.Discard, io.LimitReader(nc, 64<<10)) // until the client closes, or the time is over
+		}
+	})
 }
 
 // closeAll ends every connection that is still open.
@@ -65,6 +121,9 @@ type conn struct {
 	net.Conn
 	owner *conns
 }
+
+// NetConn is the connection below.
+func (c *conn) NetConn() net.Conn { return c.Conn }
 
 // writePiece is how much a client must take within the write timeout: a large answer may take longer as a whole.
 const writePiece = 32 << 10

@@ -30,7 +30,7 @@ func (l *exhaustedListener) Accept() (net.Conn, error) {
 func TestAHostOutOfDescriptorsDoesNotEndTheServer(t *testing.T) {
 	l := newConns(&exhaustedListener{errs: []error{
 		syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ECONNABORTED, nil,
-	}}, time.Second)
+	}}, time.Second, 1, nil)
 	c, err := l.Accept()
 	if err != nil {
 		t.Fatalf("accept failed: %v", err)
@@ -42,7 +42,7 @@ func TestAHostOutOfDescriptorsDoesNotEndTheServer(t *testing.T) {
 }
 
 func TestAClosedListenerEndsAccept(t *testing.T) {
-	l := newConns(&exhaustedListener{errs: []error{syscall.EMFILE, syscall.EINVAL}}, time.Second)
+	l := newConns(&exhaustedListener{errs: []error{syscall.EMFILE, syscall.EINVAL}}, time.Second, 1, nil)
 	if _, err := l.Accept(); !errors.Is(err, syscall.EINVAL) {
 		t.Errorf("accept returned %v, want %v", err, syscall.EINVAL)
 	}

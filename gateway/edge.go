@@ -30,9 +30,11 @@ type call struct {
 	route     string // pattern of the route; "" when none matched
 	key       run.Key
 	run       run.ID
-	secret    bool // a key was presented
-	streaming bool // the answer goes on after the handler; whoever streams writes the log line
-	bodyRead  bool // the body was read to its end; reading on would take bytes of the next request
+	secret    bool                        // a key was presented
+	valid     func(context.Context) error // asks whether what was presented may still be used; nil: nothing was
+	streaming bool                        // the answer goes on after the handler; whoever streams writes the log line
+	bodyRead  bool                        // the body was read to its end; reading on would take bytes of the next request
+	code      Code                        // of the problem that was answered with
 }
 
 type callKey struct{}
@@ -72,16 +74,29 @@ func secureHeaders(c *fiber.Ctx) {
 func (s *Server) edge(c *fiber.Ctx) error {
 	k := callOf(c)
 	secureHeaders(c)
-	if err := protect(c); err != nil {
-		if err := s.refuse(c, err); err != nil {
-			return err
+	if !s.cors.serve(c) {
+		if err := protect(c); err != nil {
+			if err := s.refuse(c, err); err != nil {
+				return err
+			}
 		}
 	}
 	discardBody(c, int64(2*s.cfg.BodyLimit))
 	if !k.streaming {
-		s.observe(k, c.Response().StatusCode(), len(c.Response().Body()), "")
+		s.answered(c, k)
 	}
 	return nil
+}
+
+// answered writes log and metrics of an answer. A client that went away before it counts as such.
+func (s *Server) answered(c *fiber.Ctx, k *call) {
+	status, end := c.Response().StatusCode(), ""
+	if (k.code == CodeBadRequest || time.Since(k.start) > goneAfter) && gone(c.Context().Conn()) {
+		status, end = statusGone, errGone.Error()
+	} else if k.code != "" {
+		s.metrics.refused(k.code)
+	}
+	s.observe(k, status, len(c.Response().Body()), end)
 }
 
 // protect runs the handlers and turns a panic into an error.
@@ -104,7 +119,7 @@ func (s *Server) refuse(c *fiber.Ctx, err error) error {
 		}
 		s.log.Log(c.UserContext(), level, "request failed", "request_id", requestID(c), "code", p.Code, "error", p.cause)
 	}
-	s.metrics.refused(p.Code)
+	callOf(c).code = p.Code
 	return writeProblem(c, p)
 }
 
@@ -115,7 +130,7 @@ func (s *Server) serverError(c *fiber.Ctx, err error) error {
 	if err := s.refuse(c, err); err != nil {
 		return err
 	}
-	s.observe(k, c.Response().StatusCode(), len(c.Response().Body()), "")
+	s.answered(c, k)
 	return nil
 }
 
@@ -133,6 +148,10 @@ func (s *Server) knownMethod(app *fiber.App, next fasthttp.RequestHandler) fasth
 		c := app.AcquireCtx(ctx)
 		defer app.ReleaseCtx(c)
 		c.Set(fiber.HeaderAllow, "GET, HEAD, POST, DELETE")
+		callOf(c)
+		if s.cors.serve(c) {
+			return
+		}
 		if err := s.serverError(c, fiber.ErrMethodNotAllowed); err != nil {
 			s.log.Error("answer failed", "error", err)
 		}
@@ -162,11 +181,19 @@ func (s *Server) as(role run.Role, h handler) fiber.Handler {
 		if !ok {
 			return problem(CodeUnauthenticated, "")
 		}
-		key, err := s.deps.Store.Authenticate(ctx, secret)
+		key, allowance, err := s.deps.Store.AuthenticateAt(ctx, secret, s.rate)
+		k.key = key
+		k.valid = func(ctx context.Context) error { return s.deps.Store.CheckKey(ctx, key.ID) }
+		if errors.Is(err, run.ErrRateLimited) {
+			s.allowance(c, allowance)
+			p := problem(CodeRateLimited, "")
+			p.retryAfter = allowance.Wait
+			return p
+		}
 		if err != nil {
 			return err
 		}
-		k.key = key
+		s.allowance(c, allowance)
 		if key.Role != role {
 			return problem(CodeForbidden, fmt.Sprintf("This needs a key of role %s, the key's role is %s.", role, key.Role))
 		}

@@ -98,6 +98,7 @@ func (s *Server) streamEvents(ctx context.Context, c *fiber.Ctx, key run.Key, id
 	st := &stream{
 		reader:    r,
 		heartbeat: s.cfg.Heartbeat,
+		valid:     func() error { return s.stillValid(k) },
 		backlog:   backlog,
 		since:     since,
 		more:      more,
@@ -122,10 +123,7 @@ const streamSendBuffer = 256 << 10
 
 // boundSendBuffer limits the connection's send buffer, where it has one.
 func boundSendBuffer(nc net.Conn) {
-	if c, ok := nc.(*conn); ok {
-		nc = c.Conn
-	}
-	if tcp, ok := nc.(*net.TCPConn); ok {
+	if tcp := tcpOf(nc); tcp != nil {
 		_ = tcp.SetWriteBuffer(streamSendBuffer) // fails only on a connection that is gone, as the next write will tell
 	}
 }
@@ -134,7 +132,7 @@ func boundSendBuffer(nc net.Conn) {
 func (s *Server) ended(k *call, st *stream, err error) {
 	end := "finished"
 	switch {
-	case errors.Is(err, errGone), errors.Is(err, errSlow), errors.Is(err, errDrained):
+	case errors.Is(err, errGone), errors.Is(err, errSlow), errors.Is(err, errDrained), errors.Is(err, errRevoked):
 		end = err.Error()
 	case err != nil:
 		end = "failed"

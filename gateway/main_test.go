@@ -50,15 +50,17 @@ type fakeStore struct {
 	subscribe func(ctx context.Context) (<-chan run.Event, <-chan struct{}, error)
 }
 
-func (f *fakeStore) Authenticate(_ context.Context, secret string) (run.Key, error) {
+func (f *fakeStore) AuthenticateAt(_ context.Context, secret string, _ run.Rate) (run.Key, run.Allowance, error) {
 	switch secret {
 	case memberSecret:
-		return run.Key{ID: "key_m", Org: "org_1", Role: run.Member}, nil
+		return run.Key{ID: "key_m", Org: "org_1", Role: run.Member}, run.Allowance{Remaining: 7, Full: time.Second}, nil
 	case adminSecret:
-		return run.Key{ID: "key_a", Role: run.Admin}, nil
+		return run.Key{ID: "key_a", Role: run.Admin}, run.Allowance{}, nil
 	}
-	return run.Key{}, run.ErrUnauthenticated
+	return run.Key{}, run.Allowance{}, run.ErrUnauthenticated
 }
+
+func (f *fakeStore) CheckKey(context.Context, string) error { return nil }
 
 func (f *fakeStore) Admit(_ context.Context, a run.Admission) (run.Run, bool, error) {
 	return f.admit(a)

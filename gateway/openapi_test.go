@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -130,6 +131,9 @@ func (b *broken) Read(p []byte) (int, error) {
 
 func (b *broken) Close() error { return nil }
 
+// braced finds the names in a route's path.
+var braced = regexp.MustCompile(`:(\w+)`)
+
 func TestDescriptionHasTheRoutes(t *testing.T) {
 	doc, err := description()
 	if err != nil {
@@ -145,7 +149,7 @@ func TestDescriptionHasTheRoutes(t *testing.T) {
 	defer s.stop()
 	for _, r := range s.publicRoutes() {
 		if r.method != http.MethodHead {
-			served = append(served, r.method+" "+strings.NewReplacer(":id", "{id}", ":share", "{share}", ":name", "{name}", "*", "{path}").Replace(r.path))
+			served = append(served, r.method+" "+strings.ReplaceAll(braced.ReplaceAllString(r.path, "{$1}"), "*", "{path}"))
 		}
 	}
 	slices.Sort(described)

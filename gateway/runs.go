@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"slices"
 	"strconv"
 	"time"
 
@@ -14,12 +13,6 @@ import (
 
 	"github.com/ephemeral-run/ephemeral/run"
 )
-
-// runList is the body of GET /v1/runs.
-type runList struct {
-	Runs       []run.Run `json:"runs"`
-	NextCursor string    `json:"next_cursor,omitempty"` // absent on the last page
-}
 
 // createRun answers POST /v1/runs.
 func (s *Server) createRun(ctx context.Context, c *fiber.Ctx, key run.Key) error {
@@ -42,7 +35,10 @@ func (s *Server) createRun(ctx context.Context, c *fiber.Ctx, key run.Key) error
 		c.Set(headerIdempotencyReplay, "true")
 	}
 	c.Set(fiber.HeaderLocation, "/v1/runs/"+string(record.ID))
-	record, waited := s.waitIfPreferred(c, key.Org, record)
+	record, waited, err := s.waitIfPreferred(c, key, record)
+	if err != nil {
+		return err
+	}
 	if waited && record.State.Terminal() {
 		return sendJSON(c, http.StatusOK, record)
 	}
@@ -76,28 +72,60 @@ func (s *Server) readAdmission(ctx context.Context, c *fiber.Ctx, key run.Key) (
 }
 
 // waitIfPreferred waits for the run's end as long as the client prefers, at most MaxWait. waited tells whether there
-// was such a wish.
-func (s *Server) waitIfPreferred(c *fiber.Ctx, org string, record run.Run) (latest run.Run, waited bool) {
+// was such a wish. A key that was revoked or expired meanwhile gets no answer.
+func (s *Server) waitIfPreferred(c *fiber.Ctx, key run.Key, record run.Run) (latest run.Run, waited bool, err error) {
 	d := min(preferredWait(headerValues(c, headerPrefer)), s.cfg.MaxWait)
 	if d <= 0 {
-		return record, false
+		return record, false, nil
 	}
 	c.Set(headerPreferenceApplied, "wait="+strconv.Itoa(int(d/time.Second)))
-	return s.await(org, record, d), true
+	began := time.Now()
+	nc := c.Context().Conn()
+	record = s.await(key.Org, record, d, func() bool { return gone(nc) })
+	if time.Since(began) > stillThere {
+		if err := s.stillValid(callOf(c)); err != nil {
+			return run.Run{}, true, err
+		}
+	}
+	return record, true, nil
 }
 
-// await returns the run when it has ended, or as last seen after d or when the gateway drains. It does not fail: that
-// the run cannot be read now does not undo what the client has.
-func (s *Server) await(org string, record run.Run, d time.Duration) run.Run {
+// stillValid is nil unless the key or share was revoked or has expired since the request was authenticated. That this
+// cannot be asked now takes nothing from the client.
+func (s *Server) stillValid(k *call) error {
+	if k.valid == nil {
+		return nil
+	}
+	ctx, cancel := s.deadline()
+	defer cancel()
+	err := k.valid(ctx)
+	if errors.Is(err, run.ErrUnauthenticated) || errors.Is(err, run.ErrNotFound) {
+		return fmt.Errorf("after the wait: %w", run.ErrUnauthenticated)
+	}
+	return nil
+}
+
+// stillThere is how often a wait asks whether its client is still there.
+const stillThere = time.Second
+
+// await returns the run when it has ended, or as last seen after d, when the client has left or when the gateway drains.
+// It does not fail: that the run cannot be read now does not undo what the client has.
+func (s *Server) await(org string, record run.Run, d time.Duration, left func() bool) run.Run {
 	r := s.hub.join(record.ID)
 	defer s.hub.leave(r)
-	timer := time.NewTimer(d)
+	timer, look := time.NewTimer(d), time.NewTicker(stillThere)
 	defer timer.Stop()
+	defer look.Stop()
 	record = s.refresh(org, record) // it may have ended before the reader joined
 	for !record.State.Terminal() {
 		select {
 		case <-timer.C:
 			return s.refresh(org, record)
+		case <-look.C:
+			if left() {
+				return record
+			}
+			continue
 		case <-r.wake:
 		}
 		t := r.take()
@@ -137,53 +165,11 @@ func (s *Server) getRun(ctx context.Context, c *fiber.Ctx, key run.Key) error {
 	if err != nil {
 		return err
 	}
-	record, _ = s.waitIfPreferred(c, key.Org, record)
+	record, _, err = s.waitIfPreferred(c, key, record)
+	if err != nil {
+		return err
+	}
 	return sendJSON(c, http.StatusOK, record)
-}
-
-// listRuns answers GET /v1/runs.
-func (s *Server) listRuns(ctx context.Context, c *fiber.Ctx, key run.Key) error {
-	page, err := pageOf(c)
-	if err != nil {
-		return err
-	}
-	runs, next, err := s.deps.Store.List(ctx, key.Org, page)
-	if errors.Is(err, run.ErrRange) {
-		return problem(CodeInvalidParameter, "", FieldError{"cursor", "is not a cursor of this list"})
-	}
-	if err != nil {
-		return err
-	}
-	return sendJSON(c, http.StatusOK, runList{Runs: nonNil(runs), NextCursor: next})
-}
-
-// maxCursor bounds a cursor, which is opaque here.
-const maxCursor = 256
-
-// pageOf reads the parameters of a list.
-func pageOf(c *fiber.Ctx) (run.Page, error) {
-	if err := onlyParameters(c, "cursor", "limit", "state"); err != nil {
-		return run.Page{}, err
-	}
-	p := run.Page{Cursor: c.Query("cursor"), State: run.State(c.Query("state"))}
-	if len(p.Cursor) > maxCursor || hasControl(p.Cursor) {
-		return run.Page{}, problem(CodeInvalidParameter, "", FieldError{"cursor", "is not a cursor of this list"})
-	}
-	if limit := c.Query("limit"); limit != "" {
-		n, err := strconv.Atoi(limit)
-		if err != nil || n < 1 || n > 100 {
-			return run.Page{}, problem(CodeInvalidParameter, "", FieldError{"limit", "must be between 1 and 100"})
-		}
-		p.Limit = n
-	}
-	switch p.State {
-	case "", run.Queued, run.Starting, run.Running:
-	default:
-		if !p.State.Terminal() {
-			return run.Page{}, problem(CodeInvalidParameter, "", FieldError{"state", "is not a state of a run"})
-		}
-	}
-	return p, nil
 }
 
 // cancelRun answers POST /v1/runs/{id}/cancel: 202 while the node still has to end the run. Cancelling an ended run
@@ -236,20 +222,6 @@ func runID(c *fiber.Ctx) (run.ID, error) {
 	}
 	callOf(c).run = id
 	return id, nil
-}
-
-// onlyParameters refuses query parameters that nobody would look at: a misspelt filter must not mean "all".
-func onlyParameters(c *fiber.Ctx, known ...string) error {
-	var fields []FieldError
-	for name := range c.Queries() {
-		if !slices.Contains(known, name) {
-			fields = append(fields, FieldError{shorten(name), "is not a known parameter"})
-		}
-	}
-	if len(fields) > 0 {
-		return problem(CodeInvalidParameter, "", fields...)
-	}
-	return nil
 }
 
 // sendJSON answers with v.

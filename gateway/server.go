@@ -4,10 +4,14 @@ package gateway
 
 import (
 	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"sync/atomic"
 	"time"
 
@@ -24,7 +28,8 @@ import (
 // Store is what the gateway asks of the run store; *run.Store has it. Errors are those of package run.
 type Store interface {
 	Ping(ctx context.Context) error
-	Authenticate(ctx context.Context, secret string) (run.Key, error)
+	AuthenticateAt(ctx context.Context, secret string, rate run.Rate) (run.Key, run.Allowance, error)
+	CheckKey(ctx context.Context, id string) error
 
 	Admit(ctx context.Context, a run.Admission) (r run.Run, replayed bool, err error)
 	Get(ctx context.Context, org string, id run.ID) (run.Run, error)
@@ -45,9 +50,14 @@ type Store interface {
 	Orgs(ctx context.Context) ([]run.Org, error)
 	Account(ctx context.Context, org string) (run.Account, error)
 	Credit(ctx context.Context, org string, amount run.Micros, ref string) (run.Account, error)
-	CreateKey(ctx context.Context, org, name string, role run.Role) (run.Key, string, error)
+	CreateKey(ctx context.Context, org, name string, role run.Role, options ...run.KeyOption) (run.Key, string, error)
 	RevokeKey(ctx context.Context, id string) error
 	Keys(ctx context.Context, org string) ([]run.Key, error)
+	Usage(ctx context.Context, org string, first, last time.Time) ([]run.DayUsage, error)
+	AddMember(ctx context.Context, org, name string) (run.OrgMember, error)
+	Members(ctx context.Context, org string) ([]run.OrgMember, error)
+	RemoveMember(ctx context.Context, org, id string) error
+	Nodes(ctx context.Context) ([]run.Node, error)
 
 	Connections(ctx context.Context, org string) ([]connection.Sealed, error)
 	Connection(ctx context.Context, org, name string) (connection.Sealed, error)
@@ -80,14 +90,17 @@ type Server struct {
 	site     *web.Site  // the pages for people
 	hub      *hub
 	metrics  *metrics
+	cors     cors
+	rate     run.Rate            // of each key
+	policy   string              // the rate as a header
 	bodies   *semaphore.Weighted // bytes of request bodies in memory
 	base     context.Context     // of everything done for a request; ends when the drain is over
 	stop     context.CancelFunc
 	draining atomic.Bool
 }
 
-// New makes a gateway. It serves nothing yet. It panics on a configuration that cannot be filled with defaults and
-// on embedded pages that cannot be rendered, which are errors of the program.
+// New makes a gateway. It serves nothing yet. It panics on a configuration that Validate refuses, and on embedded pages
+// that cannot be rendered, which are errors of the program.
 func New(cfg Config, deps Deps) *Server {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -110,6 +123,12 @@ func New(cfg Config, deps Deps) *Server {
 		site:   site,
 		bodies: semaphore.NewWeighted(int64(cfg.BodyMemory)),
 	}
+	if s.cors, err = newCORS(cfg.CORSOrigins); err != nil {
+		panic(err)
+	}
+	if s.rate = cfg.rate(); s.rate.PerSecond > 0 {
+		s.policy = ratePolicy(s.rate)
+	}
 	s.base, s.stop = context.WithCancel(context.Background())
 	s.hub = newHub(deps.Store, s.log)
 	s.metrics = newMetrics(deps.Registry, s.hub)
@@ -118,12 +137,16 @@ func New(cfg Config, deps Deps) *Server {
 	return s
 }
 
+// connectionSlack lets the HTTP server have more connections than the listener lets in: those that end are counted out by
+// the listener first, and the HTTP server's own refusal is no problem document.
+const connectionSlack = 1024
+
 // newApp makes a Fiber application that serves the routes.
 func (s *Server) newApp(routes []route) *fiber.App {
 	app := fiber.New(fiber.Config{
 		AppName:                      "ephemeral",
 		BodyLimit:                    s.cfg.BodyLimit,
-		Concurrency:                  s.cfg.MaxConnections,
+		Concurrency:                  s.cfg.MaxConnections + connectionSlack,
 		DisableStartupMessage:        true,
 		DisablePreParseMultipartForm: true,
 		StreamRequestBody:            true, // read after authentication, see readBody
@@ -140,11 +163,11 @@ func (s *Server) newApp(routes []route) *fiber.App {
 	for _, r := range routes {
 		app.Add(r.method, r.path, s.named(r.path, r.handler))
 	}
-	http := app.Server()
-	http.CloseOnShutdown = true
-	http.SecureErrorLogMessage = true
-	http.Logger = serverLog{s.log}
-	http.Handler = s.knownMethod(app, http.Handler)
+	server := app.Server()
+	server.CloseOnShutdown = true
+	server.SecureErrorLogMessage = true
+	server.Logger = serverLog{s.log}
+	server.Handler = s.knownMethod(app, server.Handler)
 	return app
 }
 
@@ -177,13 +200,21 @@ func (s *Server) ListenAndServe(ctx context.Context) error {
 // nil after a drain, whole or not, and may be called once.
 func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	defer s.stop()
+	var secure *tls.Config
+	if s.cfg.TLSCert != "" {
+		cert, err := openCertificate(s.cfg.TLSCert, s.cfg.TLSKey, s.log)
+		if err != nil {
+			return errors.Join(err, closeListener(ln))
+		}
+		secure = cert.config()
+	}
 	hubCtx, stopHub := context.WithCancel(context.WithoutCancel(ctx))
 	hubDone := make(chan struct{})
 	go func() {
 		defer close(hubDone)
 		s.hub.run(hubCtx)
 	}()
-	err := s.serve(ctx, s.app, ln, func() {
+	err := s.serve(ctx, s.app, ln, secure, func() {
 		s.draining.Store(true)
 		s.hub.drain()
 	})
@@ -194,14 +225,23 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 
 // ServeAdmin answers metrics and detailed health on ln until ctx ends. It closes ln.
 func (s *Server) ServeAdmin(ctx context.Context, ln net.Listener) error {
-	return s.serve(ctx, s.admin, ln, func() {})
+	return s.serve(ctx, s.admin, ln, nil, func() {})
 }
 
-// serve runs one application on one listener until ctx ends and drains it then. onDrain is called first.
-func (s *Server) serve(ctx context.Context, app *fiber.App, ln net.Listener, onDrain func()) error {
-	conns := newConns(ln, s.cfg.WriteTimeout)
+// serve runs one application on one listener, over TLS with secure, until ctx ends and drains it then. onDrain is called
+// first.
+func (s *Server) serve(ctx context.Context, app *fiber.App, ln net.Listener, secure *tls.Config, onDrain func()) error {
+	refusal := s.overflow
+	if secure != nil {
+		refusal = nil // an answer would need a handshake
+	}
+	conns := newConns(ln, s.cfg.WriteTimeout, s.cfg.MaxConnections, refusal)
+	serving := net.Listener(conns)
+	if secure != nil {
+		serving = tls.NewListener(conns, secure)
+	}
 	failed := make(chan error, 1)
-	go func() { failed <- app.Listener(conns) }()
+	go func() { failed <- app.Listener(serving) }()
 	select {
 	case err := <-failed:
 		return errors.Join(fmt.Errorf("serve on %s: %w", ln.Addr(), err), closeListener(conns))
@@ -217,7 +257,25 @@ func (s *Server) serve(ctx context.Context, app *fiber.App, ln net.Listener, onD
 	err := closeListener(conns) // also when the server had not begun to accept
 	conns.closeAll()
 	<-failed
+	conns.told.Wait()
 	return err
+}
+
+// overflow is the answer to a connection beyond MaxConnections, which is not read.
+func (s *Server) overflow() []byte {
+	p := problem(CodeTooManyConnections, "")
+	k := &call{id: rand.Text(), start: time.Now(), code: p.Code}
+	p.RequestID = k.id
+	s.metrics.refused(p.Code)
+	body, err := json.Marshal(p)
+	if err != nil {
+		s.log.Error("answer failed", "error", err)
+		return nil
+	}
+	s.observe(k, p.Status, len(body), "")
+	return fmt.Appendf(nil, "HTTP/1.1 %d %s\r\nContent-Type: application/problem+json\r\nContent-Length: %d\r\nConnection: close\r\n"+
+		"Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nRetry-After: %d\r\n%s: %s\r\n\r\n%s", p.Status, http.StatusText(p.Status), len(body),
+		catalogue[p.Code].RetryAfter, headerRequestID, k.id, body)
 }
 
 // closeListener closes ln; one that is closed already is fine.

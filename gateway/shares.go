@@ -105,6 +105,10 @@ func (s *Server) withShare(h func(ctx context.Context, c *fiber.Ctx, org string,
 			return err
 		}
 		k.run = id
+		k.valid = func(ctx context.Context) error {
+			_, _, err := s.deps.Store.Shared(ctx, token)
+			return err
+		}
 		return h(ctx, c, org, id)
 	}
 }

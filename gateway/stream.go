@@ -51,6 +51,8 @@ func encodeFrame(ev run.Event) (frame, error) {
 var (
 	errGone = errors.New("client_gone") // or too slow to take one write in time
 	errSlow = errors.New("slow_reader")
+
+	errRevoked = errors.New("key_revoked") // or expired
 )
 
 // stream sends one run's events to one client: first what is stored, then what happens.
@@ -58,11 +60,12 @@ type stream struct {
 	reader    *reader
 	stored    func(after int64) (events []run.Event, more bool, err error)
 	heartbeat time.Duration
-	backlog   []run.Event // stored when the client asked
-	since     []run.Event // stored since then: most of them come live as well, and then say more
-	more      bool        // stored events follow those of since
-	over      bool        // the run had ended by then
-	sent      int64       // number of the last event sent
+	valid     func() error // asked with each heartbeat whether the key may still be used; nil: it may
+	backlog   []run.Event  // stored when the client asked
+	since     []run.Event  // stored since then: most of them come live as well, and then say more
+	more      bool         // stored events follow those of since
+	over      bool         // the run had ended by then
+	sent      int64        // number of the last event sent
 	bytes     int
 }
 
@@ -91,6 +94,9 @@ func (s *stream) run(w *bufio.Writer) (err error) {
 	for err == nil && !done {
 		select {
 		case <-beat.C:
+			if s.valid != nil && s.valid() != nil {
+				return errRevoked
+			}
 			err = s.write(w, []byte(heartbeatLine))
 		case <-s.reader.wake:
 			done, err = s.advance(w)

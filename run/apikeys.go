@@ -20,9 +20,20 @@ type Key struct {
 	Org       string    `json:"org"`
 	Name      string    `json:"name"`
 	Role      Role      `json:"role"`
+	Member    string    `json:"member,omitempty"` // whose key it is; removing the member revokes it
 	CreatedAt time.Time `json:"created_at"`
+	ExpiresAt time.Time `json:"expires_at,omitzero"` // from when on it is useless; zero: never
 	RevokedAt time.Time `json:"revoked_at,omitzero"`
 }
+
+// KeyOption says more about a key that is made.
+type KeyOption func(*Key)
+
+// ExpiresAt ends a key's life at t, which must be in the future; zero: never.
+func ExpiresAt(t time.Time) KeyOption { return func(k *Key) { k.ExpiresAt = t } }
+
+// OfMember makes the key that of a member of its organisation.
+func OfMember(id string) KeyOption { return func(k *Key) { k.Member = id } }
 
 // Role is what a key may do.
 type Role string
@@ -41,11 +52,17 @@ var keyPattern = regexp.MustCompile(`^key_[0-9a-f]{16}$`)
 var keyScript = loadScript("key")
 
 // CreateKey makes an API key and returns it with its secret, "eph_" and 43 characters, which cannot be had again. A
-// member key belongs to an organisation (ErrNotFound when there is no such), an admin key to none; anything else is
-// ErrRange.
+// member key belongs to an organisation (ErrNotFound when there is no such, or no such member in it), an admin key to
+// none; anything else is ErrRange.
 //
 // Script key.lua.
-func (s *Store) CreateKey(ctx context.Context, org, name string, role Role) (Key, string, error) {
+func (s *Store) CreateKey(ctx context.Context, org, name string, role Role, options ...KeyOption) (Key, string, error) {
+	now := s.micros()
+	k := Key{ID: "key_" + word(8), Org: org, Name: name, Role: role, CreatedAt: time.UnixMicro(now).UTC()}
+	for _, o := range options {
+		o(&k)
+	}
+	k.ExpiresAt = k.ExpiresAt.UTC().Truncate(time.Microsecond)
 	switch {
 	case role != Member && role != Admin:
 		return Key{}, "", fmt.Errorf("role %.20q: want member or admin: %w", role, ErrRange)
@@ -55,16 +72,24 @@ func (s *Store) CreateKey(ctx context.Context, org, name string, role Role) (Key
 		return Key{}, "", fmt.Errorf("organisation %.64q: %w", org, ErrNotFound)
 	case len(name) > maxNameBytes || !utf8.ValidString(name):
 		return Key{}, "", fmt.Errorf("key name: want at most %d bytes of UTF-8: %w", maxNameBytes, ErrRange)
+	case role == Admin && k.Member != "":
+		return Key{}, "", fmt.Errorf("an admin key belongs to no member: %w", ErrRange)
+	case k.Member != "" && !memberPattern.MatchString(k.Member):
+		return Key{}, "", fmt.Errorf("member %.64q: %w", k.Member, ErrNotFound)
+	case !k.ExpiresAt.IsZero() && !k.ExpiresAt.After(k.CreatedAt):
+		return Key{}, "", fmt.Errorf("a key that has expired already: %w", ErrRange)
 	}
 	b := make([]byte, secretBytes)
 	rand.Read(b) // never fails: the program ends when the system has no randomness
 	secret := "eph_" + base64.RawURLEncoding.EncodeToString(b)
-	now := s.micros()
-	k := Key{ID: "key_" + word(8), Org: org, Name: name, Role: role, CreatedAt: time.UnixMicro(now).UTC()}
-	sum := digest(secret)
+	sum, expires := digest(secret), int64(0)
+	if !k.ExpiresAt.IsZero() {
+		expires = k.ExpiresAt.UnixMicro()
+	}
 	r, err := s.eval(ctx, keyScript,
-		[]string{s.keys.secret(sum), s.keys.key(k.ID), s.keys.orgKeys(org), s.keys.org(org)},
-		k.ID, org, name, string(role), now, sum)
+		[]string{s.keys.secret(sum), s.keys.key(k.ID), s.keys.orgKeys(org), s.keys.org(org), s.keys.members(org),
+			s.keys.memberKeys(org, k.Member)},
+		k.ID, org, name, string(role), now, sum, expires, k.Member)
 	if err == nil {
 		err = refused(r)
 	}
@@ -114,7 +139,8 @@ func (s *Store) Keys(ctx context.Context, org string) ([]Key, error) {
 	return list, nil
 }
 
-// Authenticate returns the key that has this secret; ErrUnauthenticated when there is none or it was revoked. The
+// Authenticate returns the key that has this secret; ErrUnauthenticated when there is none, it was revoked or has
+// expired. No process caches keys: what holds now holds for the next request. The
 // secret is looked up by its SHA-256, so how long the look-up takes tells nothing about it.
 func (s *Store) Authenticate(ctx context.Context, secret string) (Key, error) {
 	if !validSecret(secret) {
@@ -124,10 +150,38 @@ func (s *Store) Authenticate(ctx context.Context, secret string) (Key, error) {
 	if err != nil {
 		return Key{}, fmt.Errorf("authenticate: %w", err)
 	}
-	if !k.RevokedAt.IsZero() {
-		return Key{}, fmt.Errorf("API key %s is revoked: %w", k.ID, ErrUnauthenticated)
+	if err := s.usable(k); err != nil {
+		return Key{}, fmt.Errorf("authenticate: %w", err)
 	}
 	return k, nil
+}
+
+// CheckKey is nil while the key may be used: for what goes on after it was authenticated, as an event stream does.
+// ErrUnauthenticated as for Authenticate; ErrNotFound.
+func (s *Store) CheckKey(ctx context.Context, id string) error {
+	sum, err := s.secretOf(ctx, id)
+	if err != nil {
+		return fmt.Errorf("check: %w", err)
+	}
+	k, err := s.keyBySum(ctx, sum)
+	if err == nil {
+		err = s.usable(k)
+	}
+	if err != nil {
+		return fmt.Errorf("check key: %w", err)
+	}
+	return nil
+}
+
+// usable is nil unless the key was revoked or has expired.
+func (s *Store) usable(k Key) error {
+	switch {
+	case !k.RevokedAt.IsZero():
+		return fmt.Errorf("API key %s is revoked: %w", k.ID, ErrUnauthenticated)
+	case !k.ExpiresAt.IsZero() && !s.now().Before(k.ExpiresAt):
+		return fmt.Errorf("API key %s has expired: %w", k.ID, ErrUnauthenticated)
+	}
+	return nil
 }
 
 // secretOf is the SHA-256 of a key's secret.
@@ -150,11 +204,19 @@ func (s *Store) keyBySum(ctx context.Context, sum string) (Key, error) {
 	if err != nil {
 		return Key{}, fmt.Errorf("read key: %w", unavailable(err))
 	}
+	return decodeKey(f)
+}
+
+// decodeKey reads what is stored of a key; nothing is ErrUnauthenticated.
+func decodeKey(f map[string]string) (Key, error) {
 	if len(f) == 0 {
 		return Key{}, fmt.Errorf("API key is unknown: %w", ErrUnauthenticated)
 	}
 	d := decoder{f: f}
-	k := Key{ID: f["id"], Org: f["org"], Name: f["name"], Role: Role(f["role"]), CreatedAt: d.time("created_us")}
+	k := Key{ID: f["id"], Org: f["org"], Name: f["name"], Role: Role(f["role"]), Member: f["member"], CreatedAt: d.time("created_us")}
+	if t := d.optional("expires_us"); t != nil {
+		k.ExpiresAt = *t
+	}
 	if t := d.optional("revoked_us"); t != nil {
 		k.RevokedAt = *t
 	}

@@ -9,7 +9,7 @@ import (
 // auditRuns checks the money of every run of an organisation that is still kept.
 func (s *Store) auditRuns(ctx context.Context, org string, rep *AuditReport) error {
 	for cursor := ""; ; {
-		ids, err := s.idsBefore(ctx, org, cursor, maxPage)
+		ids, err := s.idsBefore(ctx, org, Page{Cursor: cursor}, maxPage)
 		if err != nil {
 			return err
 		}

@@ -26,6 +26,7 @@ func (k keys) fence() string  { return k.at("fence") }  // string: written befor
 func (k keys) scrub() string  { return k.at("scrub") }  // string: a new snapshot was asked for lately
 func (k keys) forget() string { return k.at("forget") } // string: when a new snapshot was last due without a reason
 func (k keys) due() string    { return k.at("due") }    // zset: runs whose content is to be erased, by when (ms)
+func (k keys) nodes() string  { return k.at("nodes") }  // hash: what each node last said of itself, as JSON
 
 func (k keys) slots() string { return k.at("leases", "slots") } // hash: "runs at once, until" by node
 
@@ -59,6 +60,13 @@ func (k keys) receiptKeys() string { return k.at("receiptkeys") } // hash
 // parked holds runs that wait for others of their API key to end before they may wait in the queue.
 func (k keys) parked(org string) string { return k.at("org", org, "parked") } // zset: like queue
 
+// usage sums up the runs that ended on each day: by day since 1970 (UTC) the counts of tally() in lib.lua.
+func (k keys) usage(org string) string { return k.at("org", org, "usage") } // hash
+
+// members are the people and services of an organisation; memberKeys are the keys of one, by the SHA-256 of their secrets.
+func (k keys) members(org string) string        { return k.at("org", org, "members") }            // hash: as JSON, by id
+func (k keys) memberKeys(org, id string) string { return k.at("org", org, "member", id, "keys") } // set
+
 // orgKeys indexes the API keys of an organisation, or the admin keys when org is empty.
 func (k keys) orgKeys(org string) string {
 	if org == "" {
@@ -72,6 +80,7 @@ func (k keys) key(id string) string       { return k.at("key", id) }           /
 func (k keys) limits(id string) string    { return k.at("key", id, "limits") } // hash: limits, slots and waiting runs of a limited key
 func (k keys) keyParked(id string) string { return k.at("key", id, "parked") } // zset: the key's part of parked
 func (k keys) secret(sum string) string   { return k.at("secret", sum) }       // hash: the key, by SHA-256 of its secret
+func (k keys) rate(sum string) string     { return k.at("rate", sum) }         // string: see authenticate.lua
 func (k keys) answer(call string) string  { return k.at("answer", call) }      // string: what a take took
 
 // idem is the idempotency record: scope is organisation and endpoint, the client's key is hashed since it may be any text.
@@ -105,7 +114,7 @@ func (k keys) names(id string) string { return k.at("run", id, "names") } // set
 func (k keys) closing(org, id string) []string {
 	return []string{k.run(id), k.runEvents(id), k.calls(id), k.spec(id), k.output(id), k.stdout(id), k.stderr(id),
 		k.org(org), k.queue(org), k.active(org), k.ledger(org), k.leases(), k.ring(), k.names(id), k.stain(), k.entries(org),
-		k.parked(org), k.limits("<key>"), k.keyParked("<key>"), k.left(id), k.content(id), k.due()}
+		k.parked(org), k.limits("<key>"), k.keyParked("<key>"), k.left(id), k.content(id), k.due(), k.usage(org)}
 }
 
 // runAround is what stands before and after a run's id in the key of its record.

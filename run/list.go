@@ -3,6 +3,7 @@ package run
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -11,7 +12,7 @@ import (
 const (
 	defaultPage = 20
 	maxPage     = 100
-	maxScan     = 2000 // records looked at in one call when a state is asked for
+	maxScan     = 2000 // records looked at in one call when there is a filter
 )
 
 var eraseScript = loadScript("erase")
@@ -21,6 +22,58 @@ type Page struct {
 	Cursor string // from the page before; empty: the first
 	Limit  int    // 1..100; 0: 20
 	State  State  // empty: all
+
+	QueuedFrom time.Time         // only runs queued at this time or later; zero: all
+	QueuedTo   time.Time         // only runs queued before this time; zero: all
+	Metadata   map[string]string // only runs whose metadata has all of these
+}
+
+// filtered tells whether a look at the records decides which runs are on the page.
+func (p Page) filtered() bool {
+	return p.State != "" || !p.QueuedFrom.IsZero() || !p.QueuedTo.IsZero() || len(p.Metadata) > 0
+}
+
+// wants tells whether the run passes the filters.
+func (p Page) wants(r *Run) bool {
+	switch {
+	case r == nil:
+		return false
+	case p.State != "" && r.State != p.State:
+		return false
+	case !p.QueuedFrom.IsZero() && r.QueuedAt.Before(p.QueuedFrom):
+		return false
+	case !p.QueuedTo.IsZero() && !r.QueuedAt.Before(p.QueuedTo):
+		return false
+	}
+	for k, v := range p.Metadata {
+		if had, ok := r.Request.Metadata[k]; !ok || had != v {
+			return false
+		}
+	}
+	return true
+}
+
+// clockSlack is by how much the time in a run's id and the time at which it was queued may differ.
+const clockSlack = time.Minute
+
+// bounds are the ends of the index between which the page's runs are: ids sort by the time they were made.
+func (p Page) bounds() (from, to string) {
+	from, to = "-", "+"
+	if !p.QueuedFrom.IsZero() {
+		from = "[" + idAt(p.QueuedFrom.Add(-clockSlack))
+	}
+	if !p.QueuedTo.IsZero() {
+		to = "(" + idAt(p.QueuedTo.Add(clockSlack))
+	}
+	if p.Cursor != "" && (to == "+" || p.Cursor < to[1:]) {
+		to = "(" + p.Cursor
+	}
+	return from, to
+}
+
+// idAt is the beginning of the ids made at t.
+func idAt(t time.Time) string {
+	return fmt.Sprintf("run_%012x", max(t.UnixMilli(), 0)&(1<<48-1))
 }
 
 // owner returns the organisation of a run. ErrNotFound when there is no such run or, with org given, it is another's.
@@ -125,7 +178,7 @@ func (r *Run) addContents(spec *redis.StringCmd, streams [3]*redis.StringCmd) er
 
 // List returns runs of an organisation, newest first, and the cursor of the next page, empty at the end. Paging is
 // stable: new runs come before the first page, ended ones stay where they are. It leaves out what can be large, the
-// contents of files and the results: Get has them. With a state asked for a page may be short although more follows.
+// contents of files and the results: Get has them. With a filter a page may be short although more follows.
 // ErrRange: a limit or cursor that cannot be.
 func (s *Store) List(ctx context.Context, org string, p Page) (runs []Run, next string, err error) {
 	if p.Limit == 0 {
@@ -140,9 +193,13 @@ func (s *Store) List(ctx context.Context, org string, p Page) (runs []Run, next 
 		return nil, "", fmt.Errorf("list runs: cursor %.64q: %w", p.Cursor, ErrRange)
 	}
 	runs = []Run{}
-	cursor := p.Cursor
+	cursor, batch := p.Cursor, p.Limit+1
+	if p.filtered() {
+		batch = maxPage
+	}
 	for scanned := 0; scanned < maxScan; {
-		ids, err := s.idsBefore(ctx, org, cursor, maxPage)
+		p.Cursor = cursor
+		ids, err := s.idsBefore(ctx, org, p, batch)
 		if err != nil {
 			return nil, "", fmt.Errorf("list runs of %s: %w", org, err)
 		}
@@ -155,11 +212,11 @@ func (s *Store) List(ctx context.Context, org string, p Page) (runs []Run, next 
 				return runs, cursor, nil
 			}
 			cursor = ids[i]
-			if r != nil && (p.State == "" || r.State == p.State) {
+			if p.wants(r) {
 				runs = append(runs, *r)
 			}
 		}
-		if len(ids) < maxPage {
+		if len(ids) < batch {
 			return runs, "", nil
 		}
 		scanned += len(ids)
@@ -168,12 +225,9 @@ func (s *Store) List(ctx context.Context, org string, p Page) (runs []Run, next 
 }
 
 // idsBefore returns up to n ids of an organisation's runs that come after the cursor in the list.
-func (s *Store) idsBefore(ctx context.Context, org, cursor string, n int64) ([]string, error) {
-	limit := &redis.ZRangeBy{Min: "-", Max: "+", Count: n}
-	if cursor != "" {
-		limit.Max = "(" + cursor
-	}
-	ids, err := s.rdb.ZRevRangeByLex(ctx, s.keys.runs(org), limit).Result()
+func (s *Store) idsBefore(ctx context.Context, org string, p Page, n int) ([]string, error) {
+	from, to := p.bounds()
+	ids, err := s.rdb.ZRevRangeByLex(ctx, s.keys.runs(org), &redis.ZRangeBy{Min: from, Max: to, Count: int64(n)}).Result()
 	return ids, unavailable(err)
 }
 

@@ -183,6 +183,8 @@ var (
 	ErrBudget = errors.New("budget exhausted")
 	// ErrQueueFull: the organisation, or its API key, has as many runs waiting as it may.
 	ErrQueueFull = errors.New("queue full")
+	// ErrRateLimited: the API key is used more often than it may.
+	ErrRateLimited = errors.New("rate limited")
 	// ErrExists: an organisation with that id exists and is another one.
 	ErrExists = errors.New("exists already")
 	// ErrChanged: what was to be replaced has changed since it was read; read it again.

@@ -103,7 +103,7 @@ func configCommand() *cobra.Command {
 		Use:   "config",
 		Short: "List every setting with its default and meaning",
 		Long:  "Lists every EPHEMERAL_* environment variable with its default and meaning.",
-		Args:  cobra.NoArgs,
+		Args:  arguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			all := variables(reflect.TypeFor[settings]())
 			if output.json() {

@@ -41,7 +41,7 @@ func imageBuildCommand() *cobra.Command {
 		Long: `Builds the image: a Debian root filesystem, its kernel, and an initramfs with the guest agent. What is there and made
 from the same inputs is kept. It needs root, mmdebstrap, mkfs.erofs and a Debian mirror; the first build takes about a
 minute.`,
-		Args: cobra.NoArgs,
+		Args: arguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			s, err := load()
 			if err != nil {
@@ -91,7 +91,7 @@ func doctorCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Check whether this host can run machines, and say what to do where it cannot",
-		Args:  cobra.NoArgs,
+		Args:  arguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			s, err := load()
 			if err != nil {

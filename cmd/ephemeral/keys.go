@@ -26,7 +26,7 @@ func keysListCommand() *cobra.Command {
 		Use:     "list",
 		Short:   "List an organisation's keys, without their secrets; without --org the admin keys",
 		Example: "  ephemeral keys list --org org_default",
-		Args:    cobra.NoArgs,
+		Args:    arguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return withStore(cmd, func(ctx context.Context, s *run.Store) error {
 				keys, err := s.Keys(ctx, org)
@@ -35,13 +35,9 @@ func keysListCommand() *cobra.Command {
 				}
 				return output.print(cmd, keys, func(w io.Writer) {
 					tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-					fmt.Fprintln(tw, "ID\tROLE\tNAME\tCREATED\tREVOKED")
+					fmt.Fprintln(tw, "ID\tROLE\tNAME\tCREATED\tEXPIRES\tREVOKED")
 					for _, k := range keys {
-						revoked := ""
-						if !k.RevokedAt.IsZero() {
-							revoked = k.RevokedAt.Format(time.DateTime)
-						}
-						fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\n", k.ID, k.Role, k.Name, k.CreatedAt.Format(time.DateTime), revoked)
+						fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\t%s\n", k.ID, k.Role, k.Name, dateTime(k.CreatedAt), dateTime(k.ExpiresAt), dateTime(k.RevokedAt))
 					}
 					_ = tw.Flush()
 				})
@@ -53,26 +49,43 @@ func keysListCommand() *cobra.Command {
 	return cmd
 }
 
+// dateTime writes a time for people; a zero one as nothing.
+func dateTime(t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return t.Format(time.DateTime)
+}
+
 func keysCreateCommand() *cobra.Command {
 	var output outputFormat
-	var org, name string
+	var org, name, member string
 	var admin bool
+	var life time.Duration
 	cmd := &cobra.Command{
 		Use:   "create",
 		Short: "Create an API key and show its secret, once",
 		Example: `  ephemeral keys create --org org_... --name laptop
+  ephemeral keys create --org org_... --name ci --expires 720h
   ephemeral keys create --admin`,
-		Args: cobra.NoArgs,
+		Args: arguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if admin == (org != "") {
 				return fmt.Errorf("a key needs either --org ORG (a member key) or --admin")
+			}
+			if life < 0 {
+				return fmt.Errorf("--expires %s: it must be in the future", life)
+			}
+			options := []run.KeyOption{run.OfMember(member)}
+			if life > 0 {
+				options = append(options, run.ExpiresAt(time.Now().Add(life)))
 			}
 			role := run.Member
 			if admin {
 				role = run.Admin
 			}
 			return withStore(cmd, func(ctx context.Context, s *run.Store) error {
-				key, secret, err := s.CreateKey(ctx, org, name, role)
+				key, secret, err := s.CreateKey(ctx, org, name, role, options...)
 				if err != nil {
 					return err
 				}
@@ -87,6 +100,8 @@ func keysCreateCommand() *cobra.Command {
 	}
 	cmd.Flags().StringVar(&org, "org", "", "organisation the key belongs to")
 	cmd.Flags().StringVar(&name, "name", "", "what the key is for")
+	cmd.Flags().StringVar(&member, "member", "", "member of the organisation whose key it is")
+	cmd.Flags().DurationVar(&life, "expires", 0, "how long the key can be used (0: for ever)")
 	cmd.Flags().BoolVar(&admin, "admin", false, "an operator's key, of no organisation")
 	output.flag(cmd)
 	return cmd
@@ -96,7 +111,7 @@ func keysRevokeCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "revoke KEY-ID",
 		Short: "Revoke an API key at once",
-		Args:  cobra.ExactArgs(1),
+		Args:  arguments,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return withStore(cmd, func(ctx context.Context, s *run.Store) error { return s.RevokeKey(ctx, args[0]) })
 		},

@@ -12,6 +12,7 @@ import (
 	"github.com/ephemeral-run/ephemeral/images"
 	"github.com/ephemeral-run/ephemeral/node"
 	"github.com/ephemeral-run/ephemeral/node/guest"
+	"github.com/ephemeral-run/ephemeral/run"
 	"github.com/ephemeral-run/ephemeral/vmm"
 	"github.com/ephemeral-run/ephemeral/vmm/pool"
 	"github.com/ephemeral-run/ephemeral/vmm/provision"
@@ -80,11 +81,23 @@ func (c *cell) runNode(ctx context.Context, ready *readiness, registry *promethe
 	}
 	c.log.Info("node is ready", "node", parts.Node(), "driver", driver.Name(), "version", driver.Version(),
 		"isolation", driver.Isolation(), "image", image.Digest, "template", template.Key)
+	self := run.Node{ID: parts.Node(), Version: version, Hypervisor: driver.Name() + " " + driver.Version(),
+		Isolation: string(driver.Isolation()), Image: image.Digest, Slots: cfg.Concurrency, StartedAt: time.Now().UTC()}
 	watching, stop := context.WithCancel(context.WithoutCancel(ctx))
 	watched := make(chan error, 1)
 	go func() { watched <- runner.Watch(watching) }()
+	announced := make(chan struct{})
+	go func() {
+		defer close(announced)
+		node.Announce(watching, c.store, func() run.Node {
+			now := self
+			now.Running, now.Ready, now.Draining = runner.Running(), machines.Stats().Ready, ctx.Err() != nil
+			return now
+		}, c.log)
+	}()
 	err = n.Run(ctx)
 	stop()
+	<-announced
 	return errors.Join(err, <-watched)
 }
 

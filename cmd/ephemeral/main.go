@@ -10,6 +10,8 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"github.com/ephemeral-run/ephemeral/client"
 )
 
 // version is set when the binary is built.
@@ -28,6 +30,10 @@ func main() {
 		os.Exit(int(code))
 	default:
 		fmt.Fprintln(os.Stderr, "ephemeral:", err)
+		var p *client.Problem
+		if errors.As(err, &p) && p.Remediation != "" {
+			fmt.Fprintln(os.Stderr, "what to do:", p.Remediation)
+		}
 		stop()
 		os.Exit(1)
 	}

@@ -44,7 +44,7 @@ func orgsCreateCommand() *cobra.Command {
 		Use:     "create NAME",
 		Short:   "Create an organisation",
 		Example: "  ephemeral orgs create acme",
-		Args:    cobra.ExactArgs(1),
+		Args:    arguments,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return withStore(cmd, func(ctx context.Context, s *run.Store) error {
 				org, err := s.CreateOrg(ctx, run.Org{Name: args[0], Concurrency: concurrency})
@@ -65,7 +65,7 @@ func orgsListCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List the organisations with their balances",
-		Args:  cobra.NoArgs,
+		Args:  arguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return withStore(cmd, func(ctx context.Context, s *run.Store) error {
 				orgs, err := s.Orgs(ctx)
@@ -110,7 +110,7 @@ func orgsLimitCommand() *cobra.Command {
 A limit that is not given stays as it is. Without any, the limits are shown.`,
 		Example: `  ephemeral orgs limit org_... --concurrency 50 --queue 20000
   ephemeral orgs limit org_... --key key_... --concurrency 2`,
-		Args: cobra.ExactArgs(1),
+		Args: arguments,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return withStore(cmd, func(ctx context.Context, s *run.Store) error {
 				merged, err := currentLimits(ctx, s, args[0], key)
@@ -170,7 +170,7 @@ func orgsCreditCommand() *cobra.Command {
 		Short:   "Add credit to an organisation's account, in micro-dollars",
 		Long:    "Adds credit to an organisation's account, in micro-dollars: 1000000 are one US dollar. The same --ref is credited once, however often it is repeated.",
 		Example: "  ephemeral orgs credit org_... 5000000 --ref invoice-17",
-		Args:    cobra.ExactArgs(2),
+		Args:    arguments,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			amount, err := parseMicros(args[1])
 			if err != nil {
@@ -208,7 +208,7 @@ negative where the balance went down. Entries are numbered from 1 without gaps a
 earlier statement ended.`,
 		Example: `  ephemeral orgs statement org_... > statement.csv
   ephemeral orgs statement org_... --after 1200 --limit 100 --output json`,
-		Args: cobra.ExactArgs(1),
+		Args: arguments,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if after < 0 || limit < 0 {
 				return fmt.Errorf("--after and --limit must not be negative")
@@ -304,7 +304,7 @@ func orgsAuditCommand() *cobra.Command {
 		Long: `Recomputes every account from its records and ledger, and checks conservation: deposits = balance + charges,
 held = sum of open holds, and 0 <= charged <= reserved for every run. Exits with 1 and names the differences if it fails; the
 first of an account is the first entry of its ledger that leaves another balance than the entries up to it add up to.`,
-		Args: cobra.NoArgs,
+		Args: arguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return withStore(cmd, func(ctx context.Context, s *run.Store) error {
 				report, err := s.Audit(ctx)

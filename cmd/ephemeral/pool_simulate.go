@@ -63,7 +63,7 @@ file:durations.txt (one a line). The service time is how long a claim keeps its 
   ephemeral pool simulate --trace arrivals.csv --want-misses 1% --memory-limit 16GiB --plot plots
   ephemeral pool simulate --bursty 0.5,20,10s,2m --service exp:15s --scale-to 1% --machines 400
   ephemeral pool simulate --poisson 2 --service exp:1s --machines 3 --no-pool    # a queue of three servers`,
-		Args: cobra.NoArgs,
+		Args: arguments,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
 	}
 	flags := cmd.Flags()

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -34,6 +35,9 @@ func openClient() (*client.Client, error) {
 	}
 	if s.Client.APIKey == "" {
 		return nil, errors.New("EPHEMERAL_API_KEY is not set: \"ephemeral keys create --org ORG\" makes a key")
+	}
+	if !strings.Contains(s.Client.URL, "://") {
+		return nil, fmt.Errorf("EPHEMERAL_URL=%q has no scheme: want http://%s, or https:// where the server has a certificate", s.Client.URL, s.Client.URL)
 	}
 	return client.New(s.Client.URL, s.Client.APIKey, client.WithTransport(&reachable{url: s.Client.URL}))
 }
@@ -67,7 +71,7 @@ A repetition with the same --idempotency-key is the same run: nothing is run or 
 		Example: `  ephemeral run -f request.json --wait
   ephemeral run --command 'python3 -c "print(6*7)"' --wait
   echo '{"command":"id"}' | ephemeral run -f - --wait --output json`,
-		Args: cobra.NoArgs,
+		Args: arguments,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
 	f := cmd.Flags()
@@ -191,7 +195,7 @@ func runsShowCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "show RUN",
 		Short: "Show a run: its state, and once it has ended its timeline, result and money",
-		Args:  cobra.ExactArgs(1),
+		Args:  arguments,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := openClient()
 			if err != nil {
@@ -224,13 +228,22 @@ func runsShowCommand() *cobra.Command {
 func runsListCommand() *cobra.Command {
 	var output outputFormat
 	var page run.Page
+	var from, to string
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List runs, newest first",
-		Args:  cobra.NoArgs,
+		Example: `  ephemeral runs list --state running
+  ephemeral runs list --from 2026-10-01T00:00:00Z --metadata team=red`,
+		Args: arguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := openClient()
 			if err != nil {
+				return err
+			}
+			if page.QueuedFrom, err = parseTime("--from", from); err != nil {
+				return err
+			}
+			if page.QueuedTo, err = parseTime("--to", to); err != nil {
 				return err
 			}
 			list, err := c.Runs(cmd.Context(), page)
@@ -250,15 +263,30 @@ func runsListCommand() *cobra.Command {
 	cmd.Flags().IntVar(&page.Limit, "limit", 20, "runs to list, at most 100")
 	cmd.Flags().StringVar(&page.Cursor, "cursor", "", "where the list before ended")
 	cmd.Flags().StringVar((*string)(&page.State), "state", "", "only runs in this state")
+	cmd.Flags().StringVar(&from, "from", "", "only runs queued at this time or later, as 2026-10-07T12:00:00Z")
+	cmd.Flags().StringVar(&to, "to", "", "only runs queued before this time")
+	cmd.Flags().StringToStringVar(&page.Metadata, "metadata", nil, "only runs whose metadata has this, as key=value")
 	output.flag(cmd)
 	return cmd
+}
+
+// parseTime reads the time in a flag; zero if it is not given.
+func parseTime(flag, s string) (time.Time, error) {
+	if s == "" {
+		return time.Time{}, nil
+	}
+	t, err := time.Parse(time.RFC3339Nano, s)
+	if err != nil {
+		return time.Time{}, fmt.Errorf("%s %q: want a time like 2026-10-07T12:00:00Z", flag, s)
+	}
+	return t, nil
 }
 
 func runsCancelCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "cancel RUN",
 		Short: "End a run",
-		Args:  cobra.ExactArgs(1),
+		Args:  arguments,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := openClient()
 			if err != nil {

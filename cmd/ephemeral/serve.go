@@ -44,7 +44,7 @@ with append-only persistence in the data directory. It needs root, and an image 
 
 It ends on SIGTERM or SIGINT: answers in flight are finished, runs are given EPHEMERAL_NODE_DRAIN to end, machines are
 destroyed.`,
-		Args: cobra.NoArgs,
+		Args: arguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return withCell(cmd.Context(), true, true, func(ctx context.Context, c *cell) error {
 				if init {
@@ -64,7 +64,7 @@ func gatewayCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "gateway",
 		Short: "Serve the HTTP API only; nodes of the same Redis carry out the runs",
-		Args:  cobra.NoArgs,
+		Args:  arguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return withCell(cmd.Context(), false, false, func(ctx context.Context, c *cell) error { return c.serve(ctx, true, false) })
 		},
@@ -75,7 +75,7 @@ func nodeCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "node",
 		Short: "Carry out runs on this host; gateways of the same Redis take the requests",
-		Args:  cobra.NoArgs,
+		Args:  arguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return withCell(cmd.Context(), false, true, func(ctx context.Context, c *cell) error { return c.serve(ctx, false, true) })
 		},
@@ -106,6 +106,9 @@ func withCell(ctx context.Context, private, machines bool, f func(context.Contex
 	slog.SetDefault(c.log)
 	for _, name := range misspelt(os.Environ()) {
 		c.log.Warn("there is no such setting; \"ephemeral config\" lists them all", "variable", name)
+	}
+	if err := s.Gateway.Validate(); err != nil {
+		return fmt.Errorf("settings: %w", err)
 	}
 	if machines {
 		if os.Geteuid() != 0 {
@@ -177,7 +180,7 @@ func (c *cell) serve(ctx context.Context, withGateway, withNode bool) error {
 			serving, stop := context.WithCancel(context.WithoutCancel(ctx))
 			defer stop()
 			go func() { <-ctx.Done(); <-nodeDone; stop() }()
-			c.log.Info("listening", "api", "http://"+c.Gateway.Listen, "admin", "http://"+c.Gateway.AdminListen)
+			c.log.Info("listening", "api", c.Gateway.Address(), "admin", "http://"+c.Gateway.AdminListen)
 			return server.ListenAndServe(serving)
 		})
 	}

@@ -13,7 +13,7 @@ local function closing(k)
   return {run = k[1], events = k[2], calls = k[3], spec = k[4], output = k[5], stdout = k[6], stderr = k[7],
     org = k[8], queue = k[9], active = k[10], ledger = k[11], leases = k[12], ring = k[13], names = k[14],
     stain = k[15], entries = k[16], parked = k[17], limits = k[18], keyparked = k[19],
-    left = k[20], content = k[21], due = k[22]}
+    left = k[20], content = k[21], due = k[22], usage = k[23]}
 end
 
 -- load reads the fields of a run's record that transitions decide on; nil when there is no such run.
@@ -238,6 +238,18 @@ local function awaited(k, org, place, limit, now)
   return math.floor(math.max(cell, own) * 1000)
 end
 
+-- tally adds an ended run to its organisation's usage of the day (UTC) on which it ended.
+-- counts: runs, micro-dollars in all, of model, web and compute, then of the outcome model calls, input, output and all tokens, and shell commands.
+local function tally(usage, at, counts)
+  local day, i = int(math.floor(at / 86400000000)), 0
+  for had in string.gmatch(redis.call('HGET', usage, day) or '', '%d+') do
+    i = i + 1
+    counts[i] = counts[i] + tonumber(had)
+  end
+  for j, n in ipairs(counts) do counts[j] = int(n) end
+  redis.call('HSET', usage, day, table.concat(counts, ' '))
+end
+
 -- finish ends a run: closing events, hold settled, ledger entry, queue, lease and ring tidied, retention started.
 -- f: state, at (of the state), now (of the settlement), sum (of the stages known, from queued_us on), stored and live
 -- (data of the event named after the state), outcome (what the record keeps of how it ended).
@@ -252,6 +264,7 @@ local function finish(k, c, id, r, f)
     or held < r.reserved or balance < r.charged then
     return 'CORRUPT'
   end
+  local u = cjson.decode(f.outcome).usage
   local waited = r.state == 'queued'
   void(k.calls, r)
   local released = r.reserved - r.charged
@@ -271,6 +284,8 @@ local function finish(k, c, id, r, f)
     enter(k.ledger, k.entries, 'c:' .. id, entries, int(r.at) .. ' ' .. int(r.charged) .. ' ' .. int(r.model) .. ' '
       .. int(r.web) .. ' ' .. int(r.compute), balance - r.charged)
   end
+  tally(k.usage, r.at, {1, r.charged, r.model, r.web, r.compute, u.model_calls, u.input_tokens, u.output_tokens,
+    u.total_tokens, u.shell_commands})
   if r.zdr then unhide(k.run, k.spec, k.stain) end
   redis.call('DEL', k.names)
   if waited then redis.call('ZREM', k.queue, id) else redis.call('SREM', k.active, id) end

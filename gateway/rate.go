@@ -1,0 +1,44 @@
+package gateway
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/gofiber/fiber/v2"
+
+	"github.com/ephemeral-run/ephemeral/run"
+)
+
+// The header fields of draft-ietf-httpapi-ratelimit-headers-10.
+const (
+	headerRateLimit       = "RateLimit"
+	headerRateLimitPolicy = "RateLimit-Policy"
+)
+
+// policyName names the one policy that there is.
+const policyName = `"requests"`
+
+// ratePolicy is the value of RateLimit-Policy: so many requests (q) in so many seconds (w).
+func ratePolicy(r run.Rate) string {
+	window := max(1, (r.Burst+r.PerSecond-1)/r.PerSecond)
+	return policyName + ";q=" + strconv.Itoa(r.Burst) + ";w=" + strconv.Itoa(window)
+}
+
+// allowance tells the client what its key may still do: so many requests at once (r), all of them again in so many
+// seconds (t).
+func (s *Server) allowance(c *fiber.Ctx, a run.Allowance) {
+	if s.rate.PerSecond == 0 {
+		return
+	}
+	b := make([]byte, 0, 48)
+	b = append(b, policyName...)
+	b = append(b, ";r="...)
+	b = strconv.AppendInt(b, int64(a.Remaining), 10)
+	b = append(b, ";t="...)
+	b = strconv.AppendInt(b, int64(seconds(a.Full)), 10)
+	c.Response().Header.SetBytesV(headerRateLimit, b)
+	c.Set(headerRateLimitPolicy, s.policy)
+}
+
+// seconds rounds up to whole seconds.
+func seconds(d time.Duration) int { return int((d + time.Second - 1) / time.Second) }

@@ -1,0 +1,80 @@
+package run
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// Rate is how often an API key may be used: PerSecond times a second on average, and Burst times at once. A PerSecond of
+// 0 is no limit.
+type Rate struct{ PerSecond, Burst int }
+
+// maxRate is the highest rate that is counted, in requests a second: one a microsecond.
+const maxRate = 1_000_000
+
+// interval is the time between two requests at the full rate.
+func (r Rate) interval() time.Duration {
+	return max(time.Second/time.Duration(r.PerSecond), time.Microsecond)
+}
+
+func (r Rate) check() error {
+	if r.PerSecond < 0 || r.PerSecond > maxRate || r.PerSecond > 0 && (r.Burst < 1 || r.Burst > maxRate) {
+		return fmt.Errorf("rate %+v: want at most %d a second, and at once 1 to %d: %w", r, maxRate, maxRate, ErrRange)
+	}
+	return nil
+}
+
+// Allowance is what a key may do now: Remaining requests at once, and all of its burst again after Full. A request that
+// was refused may come again after Wait.
+type Allowance struct {
+	Remaining  int
+	Full, Wait time.Duration
+}
+
+var authenticateScript = loadLax("authenticate")
+
+// AuthenticateAt is Authenticate, and counts the use against the key's rate, in one round trip. With ErrRateLimited the
+// key and its allowance are returned as well; the request was not counted.
+//
+// Script authenticate.lua.
+func (s *Store) AuthenticateAt(ctx context.Context, secret string, rate Rate) (Key, Allowance, error) {
+	if err := rate.check(); err != nil {
+		return Key{}, Allowance{}, fmt.Errorf("authenticate: %w", err)
+	}
+	if rate.PerSecond == 0 {
+		k, err := s.Authenticate(ctx, secret)
+		return k, Allowance{}, err
+	}
+	if !validSecret(secret) {
+		return Key{}, Allowance{}, fmt.Errorf("API key has not the form of one: %w", ErrUnauthenticated)
+	}
+	sum, every := digest(secret), rate.interval()
+	most := every * time.Duration(rate.Burst)
+	r, err := s.eval(ctx, authenticateScript, []string{s.keys.secret(sum), s.keys.rate(sum)}, every.Microseconds(), most.Microseconds())
+	if err != nil {
+		return Key{}, Allowance{}, fmt.Errorf("authenticate: %w", err)
+	}
+	k, err := decodeKey(r.fields(1))
+	if err == nil {
+		err = s.usable(k)
+	}
+	if err != nil {
+		return Key{}, Allowance{}, fmt.Errorf("authenticate: %w", err)
+	}
+	ahead, err := r.int(2)
+	if err != nil {
+		return Key{}, Allowance{}, fmt.Errorf("authenticate: %w", err)
+	}
+	a := Allowance{Full: time.Duration(ahead) * time.Microsecond}
+	a.Remaining = int((most - a.Full) / every)
+	if r.code() != "LIMITED" {
+		return k, a, refused(r)
+	}
+	wait, err := r.int(3)
+	if err != nil {
+		return Key{}, Allowance{}, fmt.Errorf("authenticate: %w", err)
+	}
+	a.Remaining, a.Wait = 0, time.Duration(wait)*time.Microsecond
+	return k, a, fmt.Errorf("API key %s: %w", k.ID, ErrRateLimited)
+}
