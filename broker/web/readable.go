@@ -9,21 +9,13 @@ import (
 	"golang.org/x/net/html/atom"
 )
 
-// maxElements bounds the pages that the readability library looks at: its work grows faster than the page. maxDepth bounds
-// how deep the elements of a page may lie in each other.
-const (
-	maxElements = 20_000
-	maxDepth    = 500
-)
+// maxElements bounds the pages that the readability library looks at: its work grows faster than the page.
+const maxElements = 20_000
 
 // readable is the title and the main text of a page; all its text where no main part can be found.
 func readable(page string, u *url.URL) (title, text string) {
-	doc, err := html.Parse(strings.NewReader(page))
-	if err != nil {
-		return "", page
-	}
-	count, deep := measure(doc)
-	if !deep && count <= maxElements {
+	doc, err := html.Parse(strings.NewReader(page)) // refuses pages whose elements lie too deep in each other
+	if err == nil && count(doc) <= maxElements {
 		parser := readability.NewParser()
 		if article, err := parser.ParseDocument(doc, u); err == nil && article.Node != nil {
 			var b strings.Builder
@@ -32,72 +24,72 @@ func readable(page string, u *url.URL) (title, text string) {
 			}
 		}
 	}
-	return allText(doc)
+	return allText(page)
 }
 
-// measure counts a document's elements, and tells whether they are nested deeper than maxDepth.
-func measure(doc *html.Node) (count int, deep bool) {
-	depth := 0
-	walk(doc, func(n *html.Node) bool {
-		if n.Type == html.ElementNode {
-			count++
-		}
-		depth++
-		deep = deep || depth > maxDepth
-		return true
-	}, func(*html.Node) { depth-- })
-	return count, deep
-}
-
-// walk visits a tree without recursion, since its depth is the page's choice. into tells whether to visit what is below.
-func walk(root *html.Node, into func(*html.Node) bool, out func(*html.Node)) {
-	n := root
-	for n != nil {
-		if into(n) && n.FirstChild != nil {
-			n = n.FirstChild
-			continue
-		}
-		for n != nil {
-			out(n)
-			if n == root {
-				return
-			}
-			if n.NextSibling != nil {
-				n = n.NextSibling
-				break
-			}
-			n = n.Parent
+// count is the number of a document's elements.
+func count(doc *html.Node) (n int) {
+	for d := range doc.Descendants() {
+		if d.Type == html.ElementNode {
+			n++
 		}
 	}
+	return n
 }
 
 // unread are elements whose text is not for readers.
-var unread = map[atom.Atom]bool{atom.Script: true, atom.Style: true, atom.Noscript: true, atom.Template: true, atom.Iframe: true, atom.Svg: true, atom.Head: true}
+var unread = map[atom.Atom]bool{atom.Script: true, atom.Style: true, atom.Noscript: true, atom.Template: true, atom.Iframe: true, atom.Textarea: true, atom.Title: true}
 
 // inline are elements that do not end a line.
 var inline = map[atom.Atom]bool{atom.A: true, atom.B: true, atom.I: true, atom.Em: true, atom.Strong: true, atom.Span: true, atom.Code: true, atom.Small: true, atom.Sub: true, atom.Sup: true, atom.U: true, atom.Q: true, atom.Abbr: true}
 
-// allText is a page's title and all its text.
-func allText(doc *html.Node) (title, text string) {
+// allText is a page's title and all its text, read tag by tag without a tree.
+func allText(page string) (title, text string) {
 	var b strings.Builder
-	walk(doc, func(n *html.Node) bool {
-		switch {
-		case n.Type == html.TextNode:
-			b.WriteString(n.Data)
-		case n.DataAtom == atom.Title && n.FirstChild != nil && title == "":
-			title = n.FirstChild.Data
-		}
-		return !unread[n.DataAtom] || n.DataAtom == atom.Head
-	}, func(n *html.Node) {
-		if n.Type == html.ElementNode && !inline[n.DataAtom] {
+	var skip atom.Atom // the element whose text is left out
+	z := html.NewTokenizer(strings.NewReader(page))
+	for {
+		switch z.Next() {
+		case html.ErrorToken:
+			return strings.TrimSpace(title), lines(b.String())
+		case html.TextToken:
+			switch {
+			case skip == atom.Title && title == "":
+				title = string(z.Text())
+			case skip == 0:
+				b.Write(z.Text())
+			}
+		case html.StartTagToken:
+			name, _ := z.TagName()
+			a := atom.Lookup(name)
+			if skip == 0 && unread[a] {
+				skip = a
+			}
+			if !inline[a] {
+				b.WriteByte('\n')
+			}
+		case html.EndTagToken:
+			name, _ := z.TagName()
+			a := atom.Lookup(name)
+			if a == skip {
+				skip = 0
+			}
+			if !inline[a] {
+				b.WriteByte('\n')
+			}
+		case html.SelfClosingTagToken:
 			b.WriteByte('\n')
 		}
-	})
-	var lines []string
-	for line := range strings.Lines(b.String()) {
+	}
+}
+
+// lines drops empty lines, and what is more than one space.
+func lines(s string) string {
+	var kept []string
+	for line := range strings.Lines(s) {
 		if line = strings.Join(strings.Fields(line), " "); line != "" {
-			lines = append(lines, line)
+			kept = append(kept, line)
 		}
 	}
-	return strings.TrimSpace(title), strings.Join(lines, "\n")
+	return strings.Join(kept, "\n")
 }
