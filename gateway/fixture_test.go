@@ -47,6 +47,8 @@ type live struct {
 	ctx   context.Context
 	store *run.Store
 	admin *client.Client
+
+	rootSecret string
 }
 
 // newLive starts a gateway on a fresh cell.
@@ -71,7 +73,7 @@ func liveOn(t *testing.T, cfg Config, redisURL string) *live {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.admin = l.as(secret)
+	l.admin, l.rootSecret = l.as(secret), secret
 	return l
 }
 

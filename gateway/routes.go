@@ -39,6 +39,8 @@ func (s *Server) publicRoutes() []route {
 		{get, "/v1/shared/events", s.withShare(s.getSharedEvents)},
 		{get, "/v1/account", s.as(run.Member, s.getAccount)},
 		{get, "/v1/usage", s.as(run.Member, s.getUsage)},
+		{get, "/v1/account/statement", s.as(run.Member, s.getStatement)},
+		{get, "/v1/account/limits", s.as(run.Member, s.getLimits)},
 
 		{post, "/v1/orgs", s.as(run.Admin, s.createOrg)},
 		{get, "/v1/orgs", s.as(run.Admin, s.listOrgs)},
@@ -49,6 +51,9 @@ func (s *Server) publicRoutes() []route {
 		{get, "/v1/orgs/:id/members", s.as(run.Admin, s.listMembers)},
 		{del, "/v1/orgs/:id/members/:member", s.as(run.Admin, s.removeMember)},
 		{get, "/v1/nodes", s.as(run.Admin, s.listNodes)},
+		{get, "/v1/orgs/:id/statement", s.as(run.Admin, s.getOrgStatement)},
+		{get, "/v1/orgs/:id/limits", s.as(run.Admin, s.getOrgLimits)},
+		{http.MethodPut, "/v1/orgs/:id/limits", s.as(run.Admin, s.putOrgLimits)},
 		{post, "/v1/orgs/:id/credits", s.as(run.Admin, s.credit)},
 		{post, "/v1/orgs/:id/keys", s.as(run.Admin, s.createKey)},
 		{get, "/v1/orgs/:id/keys", s.as(run.Admin, s.listKeys)},
@@ -57,6 +62,8 @@ func (s *Server) publicRoutes() []route {
 		{get, "/v1/orgs/:id/connections/:name", s.as(run.Admin, s.getConnection)},
 		{del, "/v1/orgs/:id/connections/:name", s.as(run.Admin, s.deleteConnection)},
 		{get, "/v1/receipt-keys", s.as(run.Member, s.receiptKeys)},
+		{get, "/v1/keys/:id/limits", s.as(run.Admin, s.getKeyLimits)},
+		{http.MethodPut, "/v1/keys/:id/limits", s.as(run.Admin, s.putKeyLimits)},
 		{del, "/v1/keys/:id", s.as(run.Admin, s.revokeKey)},
 
 		{get, "/openapi.yaml", s.openAPI},

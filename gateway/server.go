@@ -58,6 +58,7 @@ type Store interface {
 	Members(ctx context.Context, org string) ([]run.OrgMember, error)
 	RemoveMember(ctx context.Context, org, id string) error
 	Nodes(ctx context.Context) ([]run.Node, error)
+	ledgerStore
 
 	Connections(ctx context.Context, org string) ([]connection.Sealed, error)
 	Connection(ctx context.Context, org, name string) (connection.Sealed, error)

@@ -36,6 +36,20 @@ type Entry struct {
 	Balance   Micros    `json:"balance_micros"` // after this entry
 }
 
+// EntryColumns names the columns of Row.
+func EntryColumns() []string {
+	return []string{"number", "at", "kind", "reference", "run", "amount_micros", "model_micros", "web_micros", "compute_micros", "balance_micros"}
+}
+
+// Row is the entry as a line of a table, e.g. of CSV: numbers in decimal, the time as in RFC 3339.
+func (e Entry) Row() []string {
+	row := []string{strconv.FormatInt(e.Number, 10), e.At.Format(time.RFC3339Nano), string(e.Kind), e.Reference, string(e.Run)}
+	for _, m := range []Micros{e.Amount, e.Model, e.Web, e.Compute, e.Balance} {
+		row = append(row, strconv.FormatInt(int64(m), 10))
+	}
+	return row
+}
+
 // name is what the entry is kept under.
 func (e Entry) name() string {
 	if e.Kind == EntryCharge {

@@ -7,9 +7,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strconv"
 	"text/tabwriter"
-	"time"
 
 	"github.com/google/uuid"
 	"github.com/spf13/cobra"
@@ -261,17 +259,10 @@ func statementWriter(w io.Writer, format string) (write func(run.Entry) error, d
 	switch format {
 	case "csv":
 		out := csv.NewWriter(w)
-		if err := out.Write([]string{"number", "at", "kind", "reference", "run", "amount_micros", "model_micros", "web_micros",
-			"compute_micros", "balance_micros"}); err != nil {
+		if err := out.Write(run.EntryColumns()); err != nil {
 			return nil, nil, err
 		}
-		write = func(e run.Entry) error {
-			row := []string{strconv.FormatInt(e.Number, 10), e.At.Format(time.RFC3339Nano), string(e.Kind), e.Reference, string(e.Run)}
-			for _, m := range []run.Micros{e.Amount, e.Model, e.Web, e.Compute, e.Balance} {
-				row = append(row, strconv.FormatInt(int64(m), 10))
-			}
-			return out.Write(row)
-		}
+		write = func(e run.Entry) error { return out.Write(e.Row()) }
 		return write, func() error { out.Flush(); return out.Error() }, nil
 	case "json":
 		before := "[\n  "
