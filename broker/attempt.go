@@ -43,8 +43,13 @@ func (f *failure) Unwrap() error { return f.cause }
 // error it is not, and when c.started is still false nothing has been written to the guest.
 func (c *call) attempt(ctx context.Context, out *guestWriter) error {
 	c.status, c.meter = 0, meter{}
+	report, err := c.provider.enter()
+	if err != nil {
+		return &failure{reason: errCircuit.Error(), retry: true, cause: err}
+	}
 	trace := httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{WroteHeaders: func() { c.sent.Store(true) }})
 	resp, err := c.provider.send(trace, c.body, c.req.stream, c.h.b.cfg.IdleTimeout)
+	report(verdict(ctx, resp, err))
 	if errors.Is(err, errSilent) {
 		return &failure{reason: errSilent.Error(), retry: true, cause: err}
 	}

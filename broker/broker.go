@@ -39,10 +39,13 @@ type Config struct {
 	OpenAIBaseURL string        `env:"EPHEMERAL_OPENAI_BASE_URL" envDefault:"https://api.openai.com/v1" help:"base URL of the OpenAI-compatible provider behind openai/ models"`
 	OpenAIAPIKey  secret.Value  `env:"EPHEMERAL_OPENAI_API_KEY" secret:"true" help:"API key of that provider; without it only another base URL is used"`
 	OpenAILimit   string        `env:"EPHEMERAL_OPENAI_LIMIT_FIELD" help:"field that limits output: max_tokens or max_completion_tokens (empty: the latter for api.openai.com, else the former)"`
+	ProviderFile  string        `env:"EPHEMERAL_PROVIDERS" help:"YAML file of further OpenAI-compatible providers, each by the prefix of its models"`
 	ReplayDir     string        `env:"EPHEMERAL_REPLAY_DIR" help:"directory of conversation files for replay/ models, on top of the built-in ones"`
 	CallTimeout   time.Duration `env:"EPHEMERAL_MODEL_TIMEOUT" envDefault:"10m" help:"longest time of one model call, retries included"`
 	IdleTimeout   time.Duration `env:"EPHEMERAL_MODEL_IDLE_TIMEOUT" envDefault:"2m" help:"longest silence of a model's provider"`
 	Attempts      int           `env:"EPHEMERAL_MODEL_ATTEMPTS" envDefault:"4" help:"how often a model call is tried"`
+	CircuitAfter  int           `env:"EPHEMERAL_MODEL_CIRCUIT_AFTER" envDefault:"10" help:"failed attempts in a row after which a provider is left alone for a while"`
+	CircuitPause  time.Duration `env:"EPHEMERAL_MODEL_CIRCUIT_PAUSE" envDefault:"10s" help:"how long such a provider is left alone before one call tries it again"`
 	MaxConcurrent int           `env:"EPHEMERAL_RUN_MODEL_CONCURRENCY" envDefault:"8" help:"model calls of one run at once; more wait"`
 	MaxCalls      int           `env:"EPHEMERAL_RUN_MODEL_CALLS" envDefault:"1000" help:"requests to the broker that one run may make"`
 	CallRate      int           `env:"EPHEMERAL_RUN_CALL_RATE" envDefault:"50" help:"requests a second to the broker that one run may make; twice as many at once"`
@@ -86,7 +89,7 @@ type Broker struct {
 // New checks the configuration, reads prices and conversations, and makes no connection.
 func New(cfg Config) (*Broker, error) {
 	cfg = cfg.withDefaults()
-	if cfg.Attempts < 1 || cfg.MaxConcurrent < 1 || cfg.MaxCalls < 1 || cfg.CallRate < 1 || cfg.CallTimeout <= 0 || cfg.IdleTimeout <= 0 {
+	if cfg.Attempts < 1 || cfg.MaxConcurrent < 1 || cfg.MaxCalls < 1 || cfg.CallRate < 1 || cfg.CircuitAfter < 1 || cfg.CircuitPause <= 0 || cfg.CallTimeout <= 0 || cfg.IdleTimeout <= 0 {
 		return nil, errors.New("broker: attempts, concurrency, calls, rate and timeouts must be above zero")
 	}
 	prices, err := price.Load(cfg.PriceFile)
@@ -99,7 +102,6 @@ func New(cfg Config) (*Broker, error) {
 	}
 	b := &Broker{
 		cfg: cfg, log: cfg.Log, prices: prices, sleep: sleep, bodyTimeout: bodyTimeout,
-		scrubber:  secret.NewScrubber(cfg.OpenAIAPIKey),
 		providers: map[string]*provider{"replay": replayProvider(replay.NewPlayer(conversations))},
 	}
 	allow, err := outbound.ParsePrefixes(cfg.ConnectionAllow)
@@ -111,16 +113,21 @@ func New(cfg Config) (*Broker, error) {
 	if b.web, err = web.New(cfg.Web); err != nil {
 		return nil, fmt.Errorf("broker: %w", err)
 	}
-	openAI, err := openAIProvider(cfg)
+	upstream, err := upstreamProviders(cfg)
 	if err != nil {
-		return nil, fmt.Errorf("broker: provider openai: %w", err)
+		return nil, fmt.Errorf("broker: %w", err)
 	}
-	if openAI != nil {
-		b.providers["openai"] = openAI
+	var secrets []secret.Value
+	for name, p := range upstream {
+		b.providers[name] = p
+		p.circuit = newCircuit(cfg, name, b.log)
+		for _, v := range p.secrets() {
+			if secrets = append(secrets, v); len(v) < secret.MinLength {
+				b.log.Warn("a provider's key or header is too short to be found in answers", "provider", name, "shorter_than", secret.MinLength)
+			}
+		}
 	}
-	if k := len(cfg.OpenAIAPIKey); k > 0 && k < secret.MinLength {
-		b.log.Warn("the provider's API key is too short to be found in answers", "provider", "openai", "shorter_than", secret.MinLength)
-	}
+	b.scrubber = secret.NewScrubber(secrets...)
 	if !b.HasModel(cfg.DefaultModel) {
 		return nil, fmt.Errorf("broker: default model %q: no such model, or it has no price", cfg.DefaultModel)
 	}
@@ -154,6 +161,8 @@ func (c Config) withDefaults() Config {
 	num(&c.MaxConcurrent, 8)
 	num(&c.MaxCalls, 1000)
 	num(&c.CallRate, 50)
+	num(&c.CircuitAfter, 10)
+	def(&c.CircuitPause, 10*time.Second)
 	c.Web = c.Web.WithDefaults()
 	return c
 }

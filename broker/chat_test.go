@@ -71,7 +71,7 @@ func TestAnswersAreIdenticalToDirectOnes(t *testing.T) {
 				t.Errorf("usage %+v", u)
 			}
 			ignoreTime := cmp.FilterPath(func(p cmp.Path) bool { return p.String() == "Duration" }, cmp.Ignore())
-			want1 := []run.ModelData{{Model: "openai/double", Status: 200, InputTokens: 120, OutputTokens: 30, Charged: toolCost}}
+			want1 := []run.ModelData{{Model: "openai/double", Status: 200, InputTokens: 120, OutputTokens: 30, CachedTokens: 20, Charged: toolCost}}
 			if d := cmp.Diff(want1, s.events(), ignoreTime); d != "" {
 				t.Errorf("events:\n%s", d)
 			}

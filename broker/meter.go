@@ -35,18 +35,31 @@ type message struct {
 	} `json:"tool_calls"`
 }
 
+// usage is what a provider says a call used, in the fields that providers have for it.
 type usage struct {
 	Prompt     int64 `json:"prompt_tokens"`
-	Completion int64 `json:"completion_tokens"`
+	Completion int64 `json:"completion_tokens"` // hidden reasoning included
 	Details    struct {
 		Cached int64 `json:"cached_tokens"`
 	} `json:"prompt_tokens_details"`
+	CacheHit          int64 `json:"prompt_cache_hit_tokens"` // some say it so
+	CompletionDetails struct {
+		Reasoning int64 `json:"reasoning_tokens"`
+	} `json:"completion_tokens_details"`
+}
+
+// cached are the input tokens that the provider read from its cache.
+func (u *usage) cached() int64 { return max(u.Details.Cached, u.CacheHit) }
+
+// reasoning are the output tokens that nobody sees.
+func (u *usage) reasoning() int64 {
+	return min(max(u.CompletionDetails.Reasoning, 0), u.Completion)
 }
 
 // sane tells whether the counts can be true.
 func (u *usage) sane() bool {
 	return u != nil && u.Prompt >= 0 && u.Prompt <= maxReported && u.Completion >= 0 && u.Completion <= maxReported &&
-		u.Details.Cached >= 0 && u.Details.Cached <= u.Prompt
+		u.Details.Cached >= 0 && u.CacheHit >= 0 && u.cached() <= u.Prompt
 }
 
 // texts gives every text of the answer to f, with a name that is the same for the pieces of one text.

@@ -6,9 +6,10 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/url"
 	"strings"
 	"time"
+
+	"github.com/sony/gobreaker/v2"
 
 	"github.com/ephemeral-run/ephemeral/broker/price"
 	"github.com/ephemeral-run/ephemeral/broker/replay"
@@ -25,12 +26,16 @@ const (
 
 // provider is one upstream that speaks the chat-completions protocol.
 type provider struct {
-	url        string // of chat/completions
-	key        secret.Value
-	limitField string
-	client     http.RoundTripper
-	has        func(name string) bool
-	close      func()
+	name        string
+	url         string // of chat/completions
+	key         secret.Value
+	headers     map[string]secret.Value // beside the key
+	limitField  string
+	streamUsage bool // usage may be asked for in a stream
+	client      http.RoundTripper
+	has         func(name string) bool
+	close       func()
+	circuit     *gobreaker.TwoStepCircuitBreaker[any]
 }
 
 // model finds the provider, the name there and the price of a model id.
@@ -49,50 +54,9 @@ func (b *Broker) model(id string) (*provider, string, price.Model, bool) {
 
 func replayProvider(player *replay.Player) *provider {
 	return &provider{
-		url: "http://replay.invalid/v1/chat/completions", limitField: fieldMaxCompletionTokens,
+		name: "replay", url: "http://replay.invalid/v1/chat/completions", limitField: fieldMaxCompletionTokens, streamUsage: true,
 		client: player, has: player.Has, close: func() {},
 	}
-}
-
-// openAIProvider returns nil when the provider is not configured: the official service without a key is no use.
-func openAIProvider(cfg Config) (*provider, error) {
-	base, err := url.Parse(cfg.OpenAIBaseURL)
-	if err != nil {
-		return nil, errors.New("the base URL is no URL") // the parser's error would show it, and it may hold a password
-	}
-	if base.Scheme != "http" && base.Scheme != "https" || base.Host == "" || base.User != nil || base.RawQuery != "" || base.Fragment != "" {
-		return nil, errors.New("the base URL must be http(s)://host[:port][/path]")
-	}
-	if strings.ContainsAny(string(cfg.OpenAIAPIKey), "\r\n\x00") {
-		return nil, errors.New("the API key holds a line break")
-	}
-	official := base.Hostname() == "api.openai.com"
-	if official && cfg.OpenAIAPIKey == "" {
-		return nil, nil
-	}
-	limit := cfg.OpenAILimit
-	switch {
-	case limit == "" && official:
-		limit = fieldMaxCompletionTokens
-	case limit == "":
-		limit = fieldMaxTokens
-	case limit != fieldMaxTokens && limit != fieldMaxCompletionTokens:
-		return nil, fmt.Errorf("limit field %q: want %s or %s", limit, fieldMaxTokens, fieldMaxCompletionTokens)
-	}
-	transport := &http.Transport{
-		Proxy:                  http.ProxyFromEnvironment,
-		ForceAttemptHTTP2:      true,
-		MaxIdleConns:           256,
-		MaxIdleConnsPerHost:    64,
-		IdleConnTimeout:        90 * time.Second,
-		TLSHandshakeTimeout:    10 * time.Second,
-		MaxResponseHeaderBytes: 64 << 10,
-		DisableCompression:     true, // a compressed answer could not be bounded, nor streamed at once
-	}
-	return &provider{
-		url: base.JoinPath("chat", "completions").String(), key: cfg.OpenAIAPIKey, limitField: limit,
-		client: transport, has: func(string) bool { return true }, close: transport.CloseIdleConnections,
-	}, nil
 }
 
 // send makes one attempt. Nothing of the guest's request but the checked body goes along, redirects are not followed,
@@ -111,6 +75,9 @@ func (p *provider) send(ctx context.Context, body string, stream bool, idle time
 	req.Header.Set("Accept", "application/json")
 	if stream {
 		req.Header.Set("Accept", "text/event-stream")
+	}
+	for name, value := range p.headers {
+		req.Header.Set(name, string(value))
 	}
 	if p.key != "" {
 		req.Header.Set("Authorization", "Bearer "+string(p.key))

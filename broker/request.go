@@ -212,16 +212,16 @@ func (r *chatRequest) checkTools() error {
 	return nil
 }
 
-// body is the request as it is sent to a provider: its own name of the model, its field for the limit, usage always
-// asked for.
-func (r *chatRequest) body(model, limitField string, limit int64) (string, error) {
+// body is the request as it is sent to a provider: its own name of the model, its field for the limit, usage always asked
+// for where that is possible.
+func (r *chatRequest) body(model string, p *provider, limit int64) (string, error) {
 	fields := maps.Clone(r.fields)
 	delete(fields, fieldMaxTokens)
 	delete(fields, fieldMaxCompletionTokens)
 	delete(fields, "stream_options")
 	fields["model"] = model
-	fields[limitField] = limit
-	if r.stream {
+	fields[p.limitField] = limit
+	if r.stream && p.streamUsage {
 		fields["stream_options"] = map[string]any{"include_usage": true}
 	}
 	var b strings.Builder

@@ -26,7 +26,7 @@ func FuzzRequest(f *testing.F) {
 			}
 			return
 		}
-		body, err := r.body("name", fieldMaxTokens, 7)
+		body, err := r.body("name", &provider{limitField: fieldMaxTokens, streamUsage: true}, 7)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -46,7 +46,7 @@ func FuzzRequest(f *testing.F) {
 		if err != nil {
 			t.Fatalf("what was sent is refused: %v: %s", err, body)
 		}
-		if second, err := again.body("name", fieldMaxTokens, 7); err != nil || second != body {
+		if second, err := again.body("name", &provider{limitField: fieldMaxTokens, streamUsage: true}, 7); err != nil || second != body {
 			t.Fatalf("%s, then %s (%v)", body, second, err)
 		}
 		if n := textBytes(again.fields["messages"]); n > len(body) {

@@ -23,7 +23,7 @@ func (c *call) authorise(ctx context.Context) error {
 		wanted = c.cost.MaxOutputTokens
 	}
 	var err error
-	if c.body, err = c.req.body(c.name, c.provider.limitField, wanted); err != nil {
+	if c.body, err = c.req.body(c.name, c.provider, wanted); err != nil {
 		return err
 	}
 	c.input = int64(len(c.body)) + inputMargin
@@ -48,7 +48,7 @@ func (c *call) authorise(ctx context.Context) error {
 		return c.notAuthorised(run.ErrBudget)
 	}
 	if c.limit < wanted {
-		c.body, err = c.req.body(c.name, c.provider.limitField, c.limit)
+		c.body, err = c.req.body(c.name, c.provider, c.limit)
 		if err != nil {
 			c.void()
 		}
@@ -74,7 +74,7 @@ func (c *call) notAuthorised(err error) *problem {
 // settle charges a finished call.
 func (c *call) settle() {
 	if u := c.meter.usage; u != nil {
-		c.charge(u.Prompt, u.Details.Cached, u.Completion, false, "")
+		c.charge(u.Prompt, u.cached(), u.Completion, false, "")
 		return
 	}
 	c.settleEstimated("")
@@ -83,7 +83,7 @@ func (c *call) settle() {
 // settleEstimated charges a call whose usage is not known.
 func (c *call) settleEstimated(reason string) {
 	if u := c.meter.usage; u != nil {
-		c.charge(u.Prompt, u.Details.Cached, u.Completion, false, reason) // it broke behind the usage
+		c.charge(u.Prompt, u.cached(), u.Completion, false, reason) // it broke behind the usage
 		return
 	}
 	c.charge(c.input, 0, min(c.meter.textBytes, c.limit), true, reason)
@@ -136,6 +136,9 @@ func (c *call) emit(charged run.Micros, estimated bool, reason string, tokens ..
 	}
 	if len(tokens) == 2 {
 		d.InputTokens, d.OutputTokens = tokens[0], tokens[1]
+	}
+	if u := c.meter.usage; u != nil && !estimated {
+		d.CachedTokens, d.ReasoningTokens = u.cached(), u.reasoning()
 	}
 	c.h.emit(run.EventModel, d, c.id)
 }

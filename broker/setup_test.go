@@ -282,7 +282,7 @@ func (s *session) events() []run.ModelData {
 func priceFile(t testing.TB, more string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "prices.yaml")
-	text := "models: {openai/double: {input: 1000000, cached_input: 500000, output: 2000000, max_output_tokens: 1000}}\n" + more
+	text := "models:\n  openai/double: {input: 1000000, cached_input: 500000, output: 2000000, max_output_tokens: 1000}\n" + more
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}

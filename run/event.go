@@ -49,14 +49,17 @@ type WorkerStartedData struct {
 
 // ModelData is the data of a model event. It carries no content.
 type ModelData struct {
-	Model        string  `json:"model"`
-	Status       int     `json:"status"` // of the upstream's answer; 0 if there was none
-	InputTokens  int64   `json:"input_tokens"`
-	OutputTokens int64   `json:"output_tokens"`
-	Duration     float64 `json:"duration_ms"`
-	Charged      Micros  `json:"charged_micros"`
-	Estimated    bool    `json:"estimated,omitempty"` // the upstream gave no usage; charged by the documented rule
-	Error        string  `json:"error,omitempty"`
+	Model        string `json:"model"`
+	Status       int    `json:"status"` // of the upstream's answer; 0 if there was none
+	InputTokens  int64  `json:"input_tokens"`
+	OutputTokens int64  `json:"output_tokens"`
+	// CachedTokens of the input were read from the provider's cache; ReasoningTokens of the output nobody sees.
+	CachedTokens    int64   `json:"cached_tokens,omitempty"`
+	ReasoningTokens int64   `json:"reasoning_tokens,omitempty"`
+	Duration        float64 `json:"duration_ms"`
+	Charged         Micros  `json:"charged_micros"`
+	Estimated       bool    `json:"estimated,omitempty"` // the upstream gave no usage; charged by the documented rule
+	Error           string  `json:"error,omitempty"`
 
 	Receipt *Receipt `json:"receipt,omitempty"`
 }

@@ -87,7 +87,7 @@ func (s *Signer) GoString() string { return s.String() }
 // Sign returns the data, a run.ModelData or run.CallData, with its receipt.
 func (s *Signer) Sign(id run.ID, t run.EventType, data any, call string, number int64, at time.Time) (any, error) {
 	r := &run.Receipt{Call: call, Number: number, At: at.UnixMicro(), Key: s.id}
-	data, err := withReceipt(data, r)
+	data, err := withReceipt(printable(data), r)
 	if err != nil {
 		return nil, err
 	}
@@ -97,6 +97,20 @@ func (s *Signer) Sign(id run.ID, t run.EventType, data any, call string, number 
 	}
 	r.Signature = base64.StdEncoding.EncodeToString(ed25519.Sign(s.key, text))
 	return data, nil
+}
+
+// printable replaces bytes that are no text: JSON could not keep them.
+func printable(data any) any {
+	fix := func(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
+	switch d := data.(type) {
+	case run.ModelData:
+		d.Model, d.Error = fix(d.Model), fix(d.Error)
+		return d
+	case run.CallData:
+		d.Kind, d.Target, d.Method, d.Error = fix(d.Kind), fix(d.Target), fix(d.Method), fix(d.Error)
+		return d
+	}
+	return data
 }
 
 func withReceipt(data any, r *run.Receipt) (any, error) {
