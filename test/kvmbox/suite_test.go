@@ -43,9 +43,9 @@ func TestRecord(t *testing.T) {
 	}
 	var out bytes.Buffer
 	r.Summarise(&out)
-	want := `qemu: 3 passed, 0 failed, 0 left out, in 1 rounds
-cloud-hypervisor: 0 passed, 0 failed, 1 left out, in 0 rounds
+	want := `cloud-hypervisor: 0 passed, 0 failed, 1 left out, in 0 rounds
   no program: none is there
+qemu: 3 passed, 0 failed, 0 left out, in 1 rounds
 recorded run: succeeded, isolation kvm
 `
 	if out.String() != want {
