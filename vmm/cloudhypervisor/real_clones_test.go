@@ -17,7 +17,7 @@ import (
 // memory is what it was.
 func TestRealManyClones(t *testing.T) {
 	d := realDriver(t)
-	h := vmmtest.Harness{Driver: d, Image: image(t), Slow: slow(t), Clones: 100, AtOnce: 20, MostPrivate: 6_000_000}
+	h := vmmtest.Harness{Driver: d, Image: vmmtest.Image(t), Slow: slow(t), Clones: 100, AtOnce: 20, MostPrivate: 6_000_000}
 	vmmtest.RunOnly(t, h, "ClonesInARow", "ClonesAtOnce")
 }
 
@@ -31,7 +31,7 @@ func TestRealClonesDiffer(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it lets a template age for minutes")
 	}
-	h := vmmtest.Harness{Driver: realDriver(t), Image: image(t), Slow: slow(t), TemplateAge: templateAge}
+	h := vmmtest.Harness{Driver: realDriver(t), Image: vmmtest.Image(t), Slow: slow(t), TemplateAge: templateAge}
 	tpl := h.MakeTemplate(t, t.TempDir())
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()

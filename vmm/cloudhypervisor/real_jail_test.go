@@ -51,7 +51,7 @@ func TestRealUnprivileged(t *testing.T) {
 			t.Errorf("left: %+v", residue)
 		}
 	})
-	source := p.Source(image(t), provision.Config{MemoryMiB: 384, VCPUs: 1}.Shape(), func(line string) { t.Log(line) })
+	source := p.Source(vmmtest.Image(t), provision.Config{MemoryMiB: 384, VCPUs: 1}.Shape(), func(line string) { t.Log(line) })
 	for i := range 3 {
 		m, err := source.Create(ctx)
 		if err != nil {

@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ephemeral-run/ephemeral/images"
 	"github.com/ephemeral-run/ephemeral/vmm"
 	"github.com/ephemeral-run/ephemeral/vmm/cloudhypervisor"
 	"github.com/ephemeral-run/ephemeral/vmm/vmmtest"
@@ -43,20 +42,6 @@ func realDriver(t testing.TB) *cloudhypervisor.Driver {
 	return d
 }
 
-// image is the one that the environment names, or that `make image` builds.
-func image(t testing.TB) images.Image {
-	t.Helper()
-	dir := os.Getenv("EPHEMERAL_TEST_IMAGE")
-	if dir == "" {
-		dir = filepath.Join("..", "..", "build", "images", "base")
-	}
-	img, err := images.Open(dir)
-	if err != nil {
-		t.Fatalf("%v: run make image", err)
-	}
-	return img
-}
-
 // slow is how much slower than hardware this host is: KVM may itself be inside an emulated machine.
 func slow(t testing.TB) float64 {
 	t.Helper()
@@ -71,13 +56,13 @@ func slow(t testing.TB) float64 {
 }
 
 func TestRealConformance(t *testing.T) {
-	vmmtest.Run(t, vmmtest.Harness{Driver: realDriver(t), Image: image(t), Slow: slow(t)})
+	vmmtest.Run(t, vmmtest.Harness{Driver: realDriver(t), Image: vmmtest.Image(t), Slow: slow(t)})
 }
 
 // TestRealTapByName restores clones whose tap the process opens itself, under landlock.
 func TestRealTapByName(t *testing.T) {
 	d := realDriver(t)
-	h := vmmtest.Harness{Driver: d, Image: image(t), Slow: slow(t), Shape: vmm.Shape{VCPUs: 2, MemoryMiB: 256}, NIC: tap}
+	h := vmmtest.Harness{Driver: d, Image: vmmtest.Image(t), Slow: slow(t), Shape: vmm.Shape{VCPUs: 2, MemoryMiB: 256}, NIC: tap}
 	vmmtest.RunOnly(t, h, "RestoreIsPaused", "ClonesAreApart", "CloseInEveryState")
 }
 
@@ -111,7 +96,7 @@ func TestRealCopies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := vmmtest.Harness{Driver: d, Image: image(t), Slow: slow(t), Shape: vmm.Shape{VCPUs: 1, MemoryMiB: 256}}
+	h := vmmtest.Harness{Driver: d, Image: vmmtest.Image(t), Slow: slow(t), Shape: vmm.Shape{VCPUs: 1, MemoryMiB: 256}}
 	vmmtest.RunOnly(t, h, "RestoreIsPaused", "ClonesAreApart")
 }
 
@@ -123,7 +108,7 @@ func TestRealConsole(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	m, err := d.Boot(t.Context(), vmm.Spec{ID: "console", Dir: dir, Image: image(t), Shape: vmm.Shape{VCPUs: 1, MemoryMiB: 256}, Launcher: &vmmtest.Launcher{}})
+	m, err := d.Boot(t.Context(), vmm.Spec{ID: "console", Dir: dir, Image: vmmtest.Image(t), Shape: vmm.Shape{VCPUs: 1, MemoryMiB: 256}, Launcher: &vmmtest.Launcher{}})
 	if err != nil {
 		t.Fatal(err)
 	}

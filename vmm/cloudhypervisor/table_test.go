@@ -132,11 +132,7 @@ func TestRealAnswersAsTheTable(t *testing.T) {
 		runTable(t, program, images.Image{Kernel: "/k", Initramfs: "/i", RootFS: "/r"}, false)
 		return
 	}
-	img, err := images.Open(os.Getenv("EPHEMERAL_TEST_IMAGE"))
-	if err != nil {
-		t.Fatalf("%v: run make image", err)
-	}
-	runTable(t, program, img, true)
+	runTable(t, program, vmmtest.Image(t), true)
 }
 
 func runTable(t *testing.T, program string, img images.Image, boots bool) {

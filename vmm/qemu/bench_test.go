@@ -13,7 +13,7 @@ import (
 func BenchmarkBoot(b *testing.B) {
 	c := config()
 	d := driver(b, c)
-	h := vmmtest.Harness{Driver: d, Image: image(b)}
+	h := vmmtest.Harness{Driver: d, Image: vmmtest.Image(b)}
 	shape := vmm.Shape{VCPUs: 1, MemoryMiB: 512}
 	bare := vmmtest.Bare{QEMU: c.Path, KVM: d.Isolation() == vmm.KVM, TBSize: c.TBSize, Image: h.Image, Shape: shape}
 	compare(b, func(ctx context.Context) (vmmtest.Times, error) { return h.TimeBoot(ctx, b) }, bare.ColdBoot)
@@ -23,7 +23,7 @@ func BenchmarkBoot(b *testing.B) {
 func BenchmarkRestore(b *testing.B) {
 	c := config()
 	d := driver(b, c)
-	h := vmmtest.Harness{Driver: d, Image: image(b)}
+	h := vmmtest.Harness{Driver: d, Image: vmmtest.Image(b)}
 	t := h.MakeTemplate(b, b.TempDir())
 	bare := vmmtest.Bare{QEMU: c.Path, KVM: d.Isolation() == vmm.KVM, TBSize: c.TBSize, Image: t.Image, Shape: t.Shape}
 	compare(b,

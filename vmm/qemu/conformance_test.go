@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ephemeral-run/ephemeral/images"
 	"github.com/ephemeral-run/ephemeral/vmm"
 	"github.com/ephemeral-run/ephemeral/vmm/qemu"
 	"github.com/ephemeral-run/ephemeral/vmm/vmmtest"
@@ -28,20 +27,6 @@ func config() qemu.Config {
 	return c
 }
 
-// image is the one that the environment names, or that `make image` builds.
-func image(t testing.TB) images.Image {
-	t.Helper()
-	dir := os.Getenv("EPHEMERAL_TEST_IMAGE")
-	if dir == "" {
-		dir = filepath.Join("..", "..", "build", "images", "base")
-	}
-	img, err := images.Open(dir)
-	if err != nil {
-		t.Fatalf("%v: run make image", err)
-	}
-	return img
-}
-
 func driver(t testing.TB, c qemu.Config) *qemu.Driver {
 	t.Helper()
 	d, err := qemu.New(c)
@@ -57,7 +42,7 @@ func driver(t testing.TB, c qemu.Config) *qemu.Driver {
 }
 
 func TestConformance(t *testing.T) {
-	vmmtest.Run(t, vmmtest.Harness{Driver: driver(t, config()), Image: image(t), Slow: slow(t)})
+	vmmtest.Run(t, vmmtest.Harness{Driver: driver(t, config()), Image: vmmtest.Image(t), Slow: slow(t)})
 }
 
 // slow is what the environment says of this host: KVM may itself be inside an emulated machine. 0: nothing.
@@ -80,7 +65,7 @@ func TestOptionsOfTemplates(t *testing.T) {
 	c.VMGenID, c.Console = false, true
 	d := driver(t, c)
 	dir := t.TempDir()
-	h := vmmtest.Harness{Driver: d, Image: image(t), Slow: slow(t)}
+	h := vmmtest.Harness{Driver: d, Image: vmmtest.Image(t), Slow: slow(t)}
 	tpl := h.MakeTemplate(t, dir)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -98,7 +83,7 @@ func TestConsole(t *testing.T) {
 	c.Console = true
 	dir := t.TempDir()
 	m, err := driver(t, c).Boot(t.Context(), vmm.Spec{
-		ID: "console", Dir: dir, Image: image(t), Shape: vmm.Shape{VCPUs: 1, MemoryMiB: 256}, Launcher: &vmmtest.Launcher{},
+		ID: "console", Dir: dir, Image: vmmtest.Image(t), Shape: vmm.Shape{VCPUs: 1, MemoryMiB: 256}, Launcher: &vmmtest.Launcher{},
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -121,30 +121,14 @@ func (b Bare) run(ctx context.Context, state *os.File, commands string, extra []
 	if b.NIC != nil {
 		files = append(files, b.NIC.File)
 	}
-	var words lastWords
 	begin := time.Now()
-	process, err := new(Launcher).Launch(ctx, vmm.Command{Args: b.args(extra), Files: files, Stderr: &words})
+	ctx, end, err := launchBare(ctx, b.args(extra), files)
 	_ = monitorGuest.Close()
 	_ = lineGuest.Close()
 	if err != nil {
 		return times, err
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer func() {
-		cancel()
-		err = errors.Join(err, process.Kill())
-		<-process.Done()
-		if err != nil {
-			err = fmt.Errorf("%w: %s", err, words.text)
-		}
-	}()
-	go func() { // an end of the process is the end of the measurement
-		select {
-		case <-process.Done():
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
+	defer func() { err = end(err) }()
 	stop := context.AfterFunc(ctx, func() { _ = monitor.Close() })
 	defer stop()
 	if commands != "" {
@@ -153,6 +137,33 @@ func (b Bare) run(ctx context.Context, state *os.File, commands string, extra []
 		}
 	}
 	return b.measure(ctx, line, begin)
+}
+
+// launchBare starts a program whose end is the end of the context it returns. end kills it, waits, and adds its last words
+// to an error.
+func launchBare(ctx context.Context, args []string, files []*os.File) (_ context.Context, end func(error) error, err error) {
+	var words lastWords
+	process, err := new(Launcher).Launch(ctx, vmm.Command{Args: args, Files: files, Stderr: &words})
+	if err != nil {
+		return nil, nil, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		select {
+		case <-process.Done():
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func(err error) error {
+		cancel()
+		err = errors.Join(err, process.Kill())
+		<-process.Done()
+		if err != nil {
+			err = fmt.Errorf("%w: %s", err, words.text)
+		}
+		return err
+	}, nil
 }
 
 // load has QEMU load a template and run it.

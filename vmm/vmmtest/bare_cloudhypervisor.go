@@ -40,28 +40,14 @@ func (b BareCloudHypervisor) Restore(ctx context.Context, t vmm.Template) (times
 		restore += ",net_fds=[net@[3]]"
 		files = append(files, b.NIC.File)
 	}
-	var words lastWords
 	begin := time.Now()
-	process, err := new(Launcher).Launch(ctx, vmm.Command{
-		Args: []string{b.Program, "--api-socket", "path=" + filepath.Join(dir, "api"), "--restore", restore}, Files: files, Stderr: &words,
-	})
+	ctx, end, err := launchBare(ctx, []string{b.Program, "--api-socket", "path=" + filepath.Join(dir, "api"), "--restore", restore}, files)
 	if err != nil {
 		return times, fmt.Errorf("bare restore: %w", err)
 	}
-	ctx, cancel := context.WithCancel(ctx)
 	defer func() {
-		cancel()
-		err = errors.Join(err, process.Kill())
-		<-process.Done()
-		if err != nil {
-			err = fmt.Errorf("bare restore: %w: %s", err, words.text)
-		}
-	}()
-	go func() { // an end of the process is the end of the measurement
-		select {
-		case <-process.Done():
-			cancel()
-		case <-ctx.Done():
+		if err = end(err); err != nil {
+			err = fmt.Errorf("bare restore: %w", err)
 		}
 	}()
 	agent := NewAgent(func(ctx context.Context, port uint32) (net.Conn, error) {

@@ -57,6 +57,20 @@ type Guest interface {
 	Panic(ctx context.Context, a *Agent) error
 }
 
+// Image is the one that EPHEMERAL_TEST_IMAGE names, or that `make image` builds, as seen from a driver's directory.
+func Image(t testing.TB) images.Image {
+	t.Helper()
+	dir := os.Getenv("EPHEMERAL_TEST_IMAGE")
+	if dir == "" {
+		dir = filepath.Join("..", "..", "build", "images", "base")
+	}
+	img, err := images.Open(dir)
+	if err != nil {
+		t.Fatalf("%v: run make image", err)
+	}
+	return img
+}
+
 // suite is a harness in use.
 type suite struct {
 	Harness

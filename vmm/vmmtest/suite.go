@@ -49,6 +49,7 @@ func run(t *testing.T, h Harness, only []string) {
 		{"CloseEndsCalls", (*suite).testCloseEndsCalls},
 		{"AfterClose", (*suite).testAfterClose},
 		{"KilledInEveryState", (*suite).testKilledInEveryState},
+		{"KilledDuringRestore", (*suite).testKilledDuringRestore},
 		{"PowerOff", (*suite).testPowerOff},
 		{"Reboot", (*suite).testReboot},
 		{"Panic", (*suite).testPanic},
