@@ -97,7 +97,7 @@ var versionLine = regexp.MustCompile(`^cloud-hypervisor v((\d{1,4})\.\d{1,4}(?:\
 
 // Why there is no program to use.
 var (
-	ErrNotFound = errors.New("Cloud Hypervisor is not installed")
+	ErrNotFound = errors.New("no Cloud Hypervisor")
 	ErrVersion  = errors.New("this version of Cloud Hypervisor is not supported")
 )
 
