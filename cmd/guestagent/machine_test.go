@@ -187,10 +187,17 @@ func TestMachine(t *testing.T) {
 	t.Run("prepare is required", l.testPrepareIsRequired)
 	t.Run("no way out", l.testNoWayOut)
 	t.Run("out of memory", l.testOutOfMemory)
-	t.Run("fork bomb", l.testForkBomb)
-	t.Run("full disk", l.testFullDisk)
-	t.Run("many processes", l.testManyProcesses)
 	t.Run("descendants", l.testDescendants)
+	t.Run("sessions and cgroups", l.testSessions)
+	t.Run("bombs", l.testBombs)
+	t.Run("space", l.testSpace)
+	t.Run("100,000 files", l.testManyFiles)
+	t.Run("flood of output", l.testFlood)
+	t.Run("long lines and bytes", l.testLines)
+	t.Run("zombies", l.testZombies)
+	t.Run("5,000 processes", l.testShortProcesses)
+	t.Run("limits", l.testLimits)
+	t.Run("dead agent", l.testDeadAgent)
 	t.Run("power off", l.testPowerOff)
 }
 
@@ -307,40 +314,6 @@ while True: x.append(bytearray(1 << 20))'`)
 	}
 	if got := m.say("echo alive"); got != "alive" {
 		t.Errorf("after that: %q", got)
-	}
-}
-
-func (l *lab) testForkBomb(t *testing.T) {
-	m, _ := l.prepared(t)
-	_, _, exit := m.run("bomb() { bomb | bomb & }; bomb; sleep 1000", func(c *guest.Command) { c.Timeout = 3 * time.Second })
-	if exit.Outcome == "exited" && exit.Code == 0 {
-		t.Errorf("got %+v", exit)
-	}
-	if got := m.say("ls -d /proc/[0-9]* | wc -l", asRoot); len(got) > 2 {
-		t.Errorf("%s processes after that", got)
-	}
-}
-
-func (l *lab) testFullDisk(t *testing.T) {
-	m, _ := l.prepared(t)
-	for _, dir := range []string{"/tmp", "/home/worker"} {
-		_, stderr, exit := m.run("head -c 1000000000 /dev/zero > " + dir + "/big")
-		if exit.Code == 0 || !strings.Contains(stderr, "No space left on device") {
-			t.Errorf("%s: %+v, %q", dir, exit, stderr)
-		}
-		m.say("rm " + dir + "/big; echo x > " + dir + "/small")
-	}
-}
-
-func (l *lab) testManyProcesses(t *testing.T) {
-	m, _ := l.prepared(t)
-	if got := m.say(`bad=0; for i in $(seq 500); do (exit $((i % 200))); [ $? = $((i % 200)) ] || bad=$((bad + 1)); done; echo $bad`); got != "0" {
-		t.Errorf("%s wrong exit codes", got)
-	}
-	for i := range 30 {
-		if _, _, exit := m.run(fmt.Sprintf("exit %d", i)); exit.Code != i {
-			t.Errorf("exit %d: %+v", i, exit)
-		}
 	}
 }
 
