@@ -236,6 +236,7 @@ func (x *execution) destroy(ctx context.Context) {
 		x.Log.Warn("dropped packets not counted", "run", x.lease.Run, "machine", x.machine.ID(), "error", err)
 	}
 	x.usage.egress = run.Egress{DroppedPackets: packets, DroppedBytes: bytes}
+	x.usage.attempts = attemptsOf(x.machine.EgressAttempts())
 	x.Pool.Released(x.machine)
 	x.owned.Wait()
 	x.line.stage("destroy")
@@ -243,7 +244,7 @@ func (x *execution) destroy(ctx context.Context) {
 		return // its next attempt has a machine of its own to tell of
 	}
 	if err := x.line.emit(ctx, run.NewEvent{
-		Type: run.EventMicroVMDestroyed, Data: run.MicroVMDestroyedData{Egress: x.usage.egress},
+		Type: run.EventMicroVMDestroyed, Data: run.MicroVMDestroyedData{Egress: x.usage.egress, Attempts: x.usage.attempts},
 	}); err != nil {
 		x.Log.Warn("cannot append", "run", x.lease.Run, "error", err)
 	}
@@ -252,7 +253,7 @@ func (x *execution) destroy(ctx context.Context) {
 // settle brings the run to its terminal state. While the store is away it tries again: the machine is gone, so nothing
 // but this goroutine waits.
 func (x *execution) settle(ctx context.Context, o run.Outcome) {
-	o.Usage, o.Egress = x.usage.total(), x.usage.egress
+	o.Usage, o.Egress, o.Attempts = x.usage.total(), x.usage.egress, x.usage.attempts
 	o.Files = x.files
 	if o.Result == nil {
 		o.Result = x.result

@@ -9,6 +9,7 @@ import (
 
 	"github.com/ephemeral-run/ephemeral/node/guest"
 	"github.com/ephemeral-run/ephemeral/run"
+	"github.com/ephemeral-run/ephemeral/vmm/network"
 )
 
 // workerError is the end that the worker itself reported.
@@ -89,6 +90,26 @@ type usage struct {
 	counts  run.Usage
 	content int // bytes in shell events
 	egress  run.Egress
+
+	attempts *run.EgressAttempts // nil: none
+}
+
+// attemptsOf is what the record says of whom a machine tried to reach.
+func attemptsOf(a network.Attempts) *run.EgressAttempts {
+	if len(a.List) == 0 {
+		return nil
+	}
+	told := &run.EgressAttempts{More: a.More}
+	for _, one := range a.List {
+		address := ""
+		if one.Address.IsValid() {
+			address = one.Address.String()
+		}
+		told.List = append(told.List, run.EgressAttempt{
+			Protocol: one.Protocol, Address: address, Port: int(one.Port), Name: one.Name, Packets: one.Packets,
+		})
+	}
+	return told
 }
 
 func (u *usage) models(b run.Usage) {

@@ -46,6 +46,11 @@ func bareData(data any) any {
 		return d
 	case *FilesData:
 		return bareData(*d)
+	case MicroVMDestroyedData:
+		d.Attempts = nil
+		return d
+	case *MicroVMDestroyedData:
+		return bareData(*d)
 	case CallData:
 		d.Target, d.Error = "", ""
 		return d

@@ -127,6 +127,7 @@ type BudgetWarningData struct {
 // MicroVMDestroyedData is the data of a microvm.destroyed event.
 type MicroVMDestroyedData struct {
 	Egress
+	Attempts *EgressAttempts `json:"egress_attempts,omitempty"`
 }
 
 // EndedData is the data of the event named after the terminal state.

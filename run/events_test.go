@@ -71,7 +71,7 @@ func TestEventDataHasItsType(t *testing.T) {
 	}{
 		{EventQueued, QueuedData{Reserved: 1}}, {EventMicroVMReady, MicroVMReadyData{"m", "i", "kvm"}}, {EventWorkerStarted, WorkerStartedData{true, false}},
 		{EventModel, ModelData{Model: "a/b", Charged: 3}}, {EventShell, ShellData{Command: "ls"}}, {EventWeb, CallData{Kind: "fetch"}},
-		{EventConnection, CallData{Kind: "connection"}}, {EventMicroVMDestroyed, MicroVMDestroyedData{Egress{1, 2}}},
+		{EventConnection, CallData{Kind: "connection"}}, {EventMicroVMDestroyed, MicroVMDestroyedData{Egress: Egress{1, 2}}},
 		{EventWorkerDestroyed, Money{Reserved: 1}}, {"failed", EndedData{Tokens: 9, Error: &Error{"a", "b"}}}, {"later", json.RawMessage(`{"x":1}`)}, {"none", nil},
 	} {
 		b, err := json.Marshal(Event{Seq: 1, Run: "run_1", Type: data.typ, At: 2.5, Data: data.data})

@@ -9,12 +9,13 @@ import (
 
 // outcome is what the record keeps of how a run ended, beside money and times. Contents have keys of their own.
 type outcome struct {
-	Usage  Usage       `json:"usage"`
-	Stages []stage     `json:"stages,omitempty"`
-	Egress Egress      `json:"egress"`
-	Files  *Files      `json:"files,omitempty"`
-	Error  *Error      `json:"error,omitempty"`
-	Result *resultMeta `json:"result,omitempty"`
+	Usage    Usage           `json:"usage"`
+	Stages   []stage         `json:"stages,omitempty"`
+	Egress   Egress          `json:"egress"`
+	Attempts *EgressAttempts `json:"egress_attempts,omitempty"`
+	Files    *Files          `json:"files,omitempty"`
+	Error    *Error          `json:"error,omitempty"`
+	Result   *resultMeta     `json:"result,omitempty"`
 }
 
 // stage is a Stage in whole microseconds, so that sums are exact.
@@ -38,12 +39,12 @@ type streamMeta struct {
 
 // newOutcome is what to keep of how a run ended. Without content no output is kept, not even that there was one.
 func newOutcome(o Outcome, zdr bool) outcome {
-	kept := outcome{Usage: o.Usage, Egress: o.Egress, Files: o.Files, Error: o.Error}
+	kept := outcome{Usage: o.Usage, Egress: o.Egress, Attempts: o.Attempts, Files: o.Files, Error: o.Error}
 	for _, st := range o.Stages {
 		kept.Stages = append(kept.Stages, stage{Name: st.Name, Us: stageMicros(st.Ms)})
 	}
 	if zdr {
-		kept.Error = o.Error.bare()
+		kept.Error, kept.Attempts = o.Error.bare(), nil
 	}
 	if o.Result == nil {
 		return kept
@@ -114,7 +115,7 @@ func (r *Run) decodeOutcome(raw string, taken *time.Time) error {
 	if r.EndedAt == nil {
 		return fmt.Errorf("state %s without an end", r.State)
 	}
-	r.Usage, r.Egress, r.Files, r.Error = o.Usage, o.Egress, o.Files, o.Error
+	r.Usage, r.Egress, r.EgressAttempts, r.Files, r.Error = o.Usage, o.Egress, o.Attempts, o.Files, o.Error
 	r.Stages = stagesOf(o, r.EndedAt.Sub(r.QueuedAt).Microseconds(), taken, r.QueuedAt)
 	if m := o.Result; m != nil {
 		r.Result = &Result{ExitCode: m.ExitCode, Stdout: m.Stdout.stream(), Stderr: m.Stderr.stream()}
@@ -162,7 +163,7 @@ func bareOutcome(raw string) (string, error) {
 	if err := json.Unmarshal([]byte(raw), &o); err != nil {
 		return "", fmt.Errorf("stored outcome: %w", err)
 	}
-	o.Error = o.Error.bare()
+	o.Error, o.Attempts = o.Error.bare(), nil
 	if o.Result != nil {
 		o.Result = &resultMeta{ExitCode: o.Result.ExitCode}
 	}

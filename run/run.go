@@ -107,9 +107,12 @@ type Run struct {
 	Usage     Usage      `json:"usage"`
 	Stages    []Stage    `json:"stages,omitempty"` // in order; their sum is the run's wall time
 	Egress    Egress     `json:"egress"`
-	Result    *Result    `json:"result,omitempty"`
-	Files     *Files     `json:"files,omitempty"` // what the run left in out/; nil: nothing
-	Error     *Error     `json:"error,omitempty"`
+
+	EgressAttempts *EgressAttempts `json:"egress_attempts,omitempty"` // nil: none
+
+	Result *Result `json:"result,omitempty"`
+	Files  *Files  `json:"files,omitempty"` // what the run left in out/; nil: nothing
+	Error  *Error  `json:"error,omitempty"`
 
 	ContentUntil *time.Time `json:"content_until,omitempty"` // when the content is erased, where that is sooner than the record
 	Erased       bool       `json:"erased,omitempty"`        // the content was erased
@@ -145,6 +148,21 @@ type Stage struct {
 type Egress struct {
 	DroppedPackets int64 `json:"dropped_packets"`
 	DroppedBytes   int64 `json:"dropped_bytes"`
+}
+
+// EgressAttempt is whom the machine tried to reach, as its packets said.
+type EgressAttempt struct {
+	Protocol string `json:"protocol"`          // tcp, udp, icmp, icmpv6, igmp, arp, ip-<number> or ethernet-<type>
+	Address  string `json:"address,omitempty"` // of the destination, where the protocol has one
+	Port     int    `json:"port,omitempty"`
+	Name     string `json:"name,omitempty"` // that a name server was asked for
+	Packets  int    `json:"packets"`
+}
+
+// EgressAttempts are the first attempts of a machine, the most frequent first; at most 32. They are content.
+type EgressAttempts struct {
+	List []EgressAttempt `json:"list"`
+	More bool            `json:"more,omitempty"` // there were others than these
 }
 
 // Result is what the run left. Output is the worker's final answer; ExitCode, Stdout and Stderr belong to a command.

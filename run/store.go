@@ -87,14 +87,15 @@ type Start struct {
 
 // Outcome is how a run ended.
 type Outcome struct {
-	At     time.Time // when the terminal state was reached; worker.destroyed follows at the time of settlement
-	State  State
-	Usage  Usage
-	Stages []Stage // without the last, "settle", which the store adds so that the sum is the wall time
-	Egress Egress
-	Result *Result
-	Files  *Files
-	Error  *Error
+	At       time.Time // when the terminal state was reached; worker.destroyed follows at the time of settlement
+	State    State
+	Usage    Usage
+	Stages   []Stage // without the last, "settle", which the store adds so that the sum is the wall time
+	Egress   Egress
+	Attempts *EgressAttempts
+	Result   *Result
+	Files    *Files
+	Error    *Error
 }
 
 // NewEvent is an event to append. Content marks data that zero data retention must not store: such an event reaches

@@ -45,6 +45,11 @@ func printEvent(w io.Writer, e run.Event) {
 		line("files", filesLine(d))
 	case run.MicroVMDestroyedData:
 		line("microVM destroyed", fmt.Sprintf("%d packets dropped", d.DroppedPackets))
+		if d.Attempts != nil {
+			for _, a := range d.Attempts.List {
+				line("", oneLine(fmt.Sprintf("%d to %s %s port %d %s", a.Packets, a.Protocol, a.Address, a.Port, a.Name)))
+			}
+		}
 	case run.EndedData:
 		detail := fmt.Sprintf("%d model calls, %d tokens", d.ModelCalls, d.Tokens)
 		if d.Error != nil {

@@ -195,12 +195,33 @@ func TestDroppedPacketsAreReported(t *testing.T) {
 import socket
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 for i in range(50): s.sendto(b"out", ("192.0.2.1", 9))
+s.sendto(bytes.fromhex("000101000001000000000000076578616d706c6503636f6d0000010001"), ("192.0.2.53", 53))
+t = socket.socket(); t.settimeout(0.2)
+try: t.connect(("192.0.2.2", 443))
+except OSError: pass
 '`})
 	if r.State != run.Succeeded || *r.Result.ExitCode != 0 {
 		t.Fatalf("ended %s, %+v, %s", r.State, r.Error, bytesOf(t, r.Result.Stderr))
 	}
 	if r.Egress.DroppedPackets < 50 || r.Egress.DroppedBytes < 50*3 {
 		t.Errorf("dropped %+v, want at least 50 packets", r.Egress)
+	}
+	told := map[run.EgressAttempt]bool{}
+	if r.EgressAttempts != nil {
+		for _, a := range r.EgressAttempts.List {
+			if a.Packets >= 1 && a.Protocol == "tcp" { // a connection that is not answered is tried again
+				a.Packets = 1
+			}
+			told[a] = true
+		}
+	}
+	for _, want := range []run.EgressAttempt{
+		{Protocol: "udp", Address: "192.0.2.1", Port: 9, Packets: 50}, {Protocol: "tcp", Address: "192.0.2.2", Port: 443, Packets: 1},
+		{Protocol: "udp", Address: "192.0.2.53", Port: 53, Name: "example.com", Packets: 1},
+	} {
+		if !told[want] {
+			t.Errorf("%+v is not told: %+v", want, r.EgressAttempts)
+		}
 	}
 	for _, e := range n.events(t, r.ID) {
 		if d, ok := e.Data.(run.MicroVMDestroyedData); ok && d.Egress != r.Egress {

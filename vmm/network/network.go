@@ -34,6 +34,8 @@ type Network struct {
 
 	filtered error // why the taps have no drop rule at ingress; nil: they have
 
+	watches sync.WaitGroup // sockets being closed
+
 	mu     sync.Mutex
 	taps   map[string]*Tap // by machine id
 	stale  Stale           // removed, not yet reported
@@ -143,6 +145,7 @@ func (n *Network) shut() error {
 	}
 	n.thread.stop()
 	n.sweeper.stop()
+	n.watches.Wait()
 	errs = append(errs, unname(n.name), n.handle.Close())
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("close network namespace %s: %w", n.name, err)

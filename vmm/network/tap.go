@@ -29,10 +29,12 @@ type Tap struct {
 	network *Network
 	id      string
 
-	mu     sync.Mutex
-	ended  bool
-	counts counters // final ones, once ended
-	close  func() error
+	mu       sync.Mutex
+	ended    bool
+	counts   counters // final ones, once ended
+	watch    *watch
+	attempts Attempts // once ended
+	close    func() error
 }
 
 type counters struct{ packets, bytes int64 }
@@ -109,6 +111,9 @@ func (t *Tap) create(uid int, filter bool) (err error) {
 	if err != nil {
 		return fmt.Errorf("find %s: %w", t.Name, err)
 	}
+	if t.watch, err = newWatch(link.Attrs().Index); err != nil {
+		return fmt.Errorf("watch %s: %w", t.Name, err)
+	}
 	if err := netlink.LinkSetARPOff(link); err != nil {
 		return fmt.Errorf("turn ARP off on %s: %w", t.Name, err)
 	}
@@ -157,6 +162,13 @@ func (t *Tap) Counters() (packets, bytes int64, err error) {
 	return c.packets, c.bytes, nil
 }
 
+// Attempts says whom the guest tried to reach, from the first packets that it sent. It is known once the tap is closed.
+func (t *Tap) Attempts() Attempts {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.attempts
+}
+
 // read runs on the thread in the namespace.
 func (t *Tap) read() (counters, error) {
 	link, err := netlink.LinkByName(t.Name)
@@ -181,6 +193,7 @@ func (t *Tap) shut() error {
 		if c, err := t.read(); err == nil {
 			t.counts = c
 		}
+		t.attempts = t.watch.read()
 		return t.destroy(t.network.filtered == nil)
 	})
 	t.ended = true
@@ -194,6 +207,9 @@ func (t *Tap) shut() error {
 // destroy runs on the thread in the namespace. The device goes before its rule: at no time is it up without.
 func (t *Tap) destroy(filtered bool) error {
 	errs := []error{deleteLink(t.Name), t.File.Close()}
+	if t.watch != nil {
+		t.network.watches.Go(t.watch.close)
+	}
 	if filtered {
 		errs = append(errs, removeIngress(t.Name))
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/ephemeral-run/ephemeral/images"
 	"github.com/ephemeral-run/ephemeral/vmm"
 	"github.com/ephemeral-run/ephemeral/vmm/jail"
+	"github.com/ephemeral-run/ephemeral/vmm/network"
 )
 
 // stage plays host, driver and agent. It writes down what happens in order, counts what exists, and fails where told.
@@ -146,6 +147,7 @@ type fakeTap struct {
 func (f *fakeTap) nic() *vmm.NIC { return &vmm.NIC{Tap: "eph" + f.id} }
 
 func (f *fakeTap) Counters() (int64, int64, error) { return 3, 180, nil }
+func (f *fakeTap) Attempts() network.Attempts      { return network.Attempts{} }
 
 func (f *fakeTap) Close() error {
 	err := f.s.do(context.Background(), "close tap")

@@ -29,6 +29,7 @@ type cell interface {
 type tap interface {
 	nic() *vmm.NIC
 	Counters() (packets, bytes int64, err error)
+	Attempts() network.Attempts
 	Close() error
 }
 

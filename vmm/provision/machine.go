@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/ephemeral-run/ephemeral/vmm"
+	"github.com/ephemeral-run/ephemeral/vmm/network"
 )
 
 // Step is one named part of making a machine and how long it took.
@@ -46,6 +47,14 @@ func (m *Machine) Egress() (packets, bytes int64, err error) {
 		return 0, 0, nil
 	}
 	return m.tap.Counters()
+}
+
+// EgressAttempts says whom the guest tried to reach, once the machine is closed.
+func (m *Machine) EgressAttempts() network.Attempts {
+	if m.tap == nil {
+		return network.Attempts{}
+	}
+	return m.tap.Attempts()
 }
 
 // Close destroys the machine and removes all that belongs to it: VMM with its connections and listeners, tap, cgroup,
