@@ -224,7 +224,7 @@ func TestWholeRun(t *testing.T) {
 	f.must(f.Append(f.ctx, l, NewEvent{Type: EventWorkerStarted, At: f.clock.now(), Data: WorkerStartedData{Shell: true}},
 		NewEvent{Type: EventShell, At: f.clock.now().Add(time.Millisecond), Data: ShellData{Command: "ls", Outcome: "exited", Output: "x\n", Bytes: 2}}))
 	f.clock.advance(10 * time.Millisecond)
-	f.must(f.Append(f.ctx, l, NewEvent{Type: EventMicroVMDestroyed, At: f.clock.now(), Data: MicroVMDestroyedData{Egress{2, 120}}}))
+	f.must(f.Append(f.ctx, l, NewEvent{Type: EventMicroVMDestroyed, At: f.clock.now(), Data: MicroVMDestroyedData{Egress: Egress{2, 120}}}))
 	stdout, stderr := []byte("caf\xc3\xa9\x00\xff"), bytes.Repeat([]byte("e\n"), 3<<20)
 	done, err := f.Settle(f.ctx, l, Outcome{At: f.clock.now(), State: Succeeded, Usage: Usage{ModelCalls: 1, TotalTokens: 30},
 		Stages: []Stage{{"queue", 1.5}, {"prepare", 0.92}, {"worker", 9.9}}, Egress: Egress{2, 120},
