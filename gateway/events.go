@@ -110,7 +110,7 @@ func (s *Server) streamEvents(ctx context.Context, c *fiber.Ctx, key run.Key, id
 			return s.deps.Store.Events(ctx, key.Org, id, after)
 		},
 	}
-	c.Context().SetBodyStreamWriter(func(w *bufio.Writer) {
+	s.takeOver(c, func(w *bufio.Writer) {
 		defer s.hub.leave(r)
 		s.ended(k, st, st.run(w))
 	})

@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -98,6 +99,7 @@ type Server struct {
 	base     context.Context     // of everything done for a request; ends when the drain is over
 	stop     context.CancelFunc
 	draining atomic.Bool
+	streams  sync.WaitGroup // event streams, which the HTTP server has handed over
 }
 
 // New makes a gateway. It serves nothing yet. It panics on a configuration that Validate refuses, and on embedded pages
@@ -251,7 +253,11 @@ func (s *Server) serve(ctx context.Context, app *fiber.App, ln net.Listener, sec
 	onDrain()
 	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.cfg.DrainTimeout)
 	defer cancel()
-	if err := app.Server().ShutdownWithContext(drain); err != nil {
+	shut := app.Server().ShutdownWithContext(drain)
+	if app == s.app {
+		shut = errors.Join(shut, s.streamsEnd(drain))
+	}
+	if err := shut; err != nil {
 		s.log.Warn("drain is not complete, closing the connections left", "listener", ln.Addr().String(), "error", err)
 		s.stop()
 	}
@@ -259,7 +265,25 @@ func (s *Server) serve(ctx context.Context, app *fiber.App, ln net.Listener, sec
 	conns.closeAll()
 	<-failed
 	conns.told.Wait()
+	if app == s.app {
+		s.streams.Wait() // their connections are closed
+	}
 	return err
+}
+
+// streamsEnd waits for the end of all event streams, which the drain has told to end, or of ctx.
+func (s *Server) streamsEnd(ctx context.Context) error {
+	ended := make(chan struct{})
+	go func() {
+		s.streams.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("event streams: %w", ctx.Err())
+	}
 }
 
 // overflow is the answer to a connection beyond MaxConnections, which is not read.
