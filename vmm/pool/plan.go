@@ -32,6 +32,9 @@ func (pl *plan[M]) at(t time.Time) {
 func (p *policy[M]) plan(now time.Time) plan[M] {
 	var pl plan[M]
 	p.scale(now, &pl)
+	if target := p.target(); target != p.journal.target {
+		p.journal.moved(now, target, p.reason())
+	}
 	p.age(now, &pl)
 	p.trim()
 	want := p.wanted()

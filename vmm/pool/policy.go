@@ -93,11 +93,13 @@ type policy[M Machine] struct {
 	circuit    circuit
 	closed     bool
 	totals     Totals
+	journal    journal
 }
 
 func newPolicy[M Machine](cfg Config, now time.Time) *policy[M] {
 	p := &policy[M]{slots: make(map[M]*slot[M]), circuit: circuit{state: CircuitClosed}}
 	p.configure(cfg, now)
+	p.journal.target = p.target()
 	return p
 }
 
@@ -271,7 +273,9 @@ func (p *policy[M]) made(m M, t ticket, now time.Time) (s *slot[M], opened bool,
 		return s, p.failed(t.epoch, now, errStillborn), errStillborn
 	}
 	p.totals.Made++
+	was := p.circuit.state
 	p.circuit.made(t.epoch)
+	p.journal.closed(now, was, p.circuit.state)
 	if p.scaler != nil {
 		p.scaler.Refilled(now.Sub(t.since))
 	}
@@ -307,6 +311,7 @@ func (p *policy[M]) makeFailed(t ticket, now time.Time, reason error) (opened bo
 func (p *policy[M]) failed(epoch int, now time.Time, reason error) (opened bool) {
 	p.totals.MakeFailures++
 	if opened = p.circuit.failed(epoch, now, reason); opened {
+		p.journal.opened(now, &p.circuit)
 		p.answerAll(p.circuit.err())
 	}
 	return opened
@@ -318,6 +323,7 @@ func (p *policy[M]) makeRefused(t ticket, now time.Time, reason error) {
 	p.share.makeEnded()
 	p.share.free()
 	p.circuit.untried(t.epoch)
+	p.journal.refused(now, p.refused, reason)
 	p.refused, p.refusedEnd = reason, now.Add(refusedPause)
 }
 
@@ -342,6 +348,7 @@ func (p *policy[M]) usable(s *slot[M], now time.Time) bool {
 func (p *policy[M]) lost(now time.Time, reason error) {
 	p.totals.Died++
 	if p.circuit.died(now, reason) {
+		p.journal.opened(now, &p.circuit)
 		p.answerAll(p.circuit.err())
 	}
 }

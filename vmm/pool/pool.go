@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"time"
 )
 
 // Pool keeps machines ready and hands each out once. Its methods are safe for concurrent use.
@@ -14,6 +15,9 @@ type Pool[M Machine] struct {
 	admit func() error
 	clock Clock
 	log   *slog.Logger
+	told  Observer
+
+	patience func() float64
 
 	ctx    context.Context // ends when the pool is closed; makes run under it
 	cancel context.CancelFunc
@@ -36,6 +40,8 @@ type options struct {
 	warm      any // func(context.Context, M) error
 	limits    *Limits
 	memoryMiB int
+	observer  Observer
+	patience  func() float64
 }
 
 // WithAdmission makes the pool ask admit before each make. An error (no memory, say) puts the make off; it is no failure
@@ -57,6 +63,13 @@ func WithLimits(l *Limits, memoryMiB int) Option {
 	return func(o *options) { o.limits, o.memoryMiB = l, memoryMiB }
 }
 
+// WithObserver makes the pool tell o what happens.
+func WithObserver(o Observer) Option { return func(opts *options) { opts.observer = o } }
+
+// WithPatience makes the pool's time limits for makes and exercises longer by a factor, 1 at least, that it asks for at the
+// start of each: a busy host takes longer for the same work, and a limit that strikes then makes it busier still.
+func WithPatience(factor func() float64) Option { return func(o *options) { o.patience = factor } }
+
 // WithLogger says where failures in the background are logged; the default is slog.Default.
 func WithLogger(l *slog.Logger) Option { return func(o *options) { o.log = l } }
 
@@ -66,12 +79,12 @@ func New[M Machine](cfg Config, maker func(context.Context) (M, error), opts ...
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("open pool: %w", err)
 	}
-	o := options{clock: systemClock{}, log: slog.Default()}
+	o := options{clock: systemClock{}, log: slog.Default(), observer: deaf{}, patience: func() float64 { return 1 }}
 	for _, opt := range opts {
 		opt(&o)
 	}
 	p := &Pool[M]{
-		maker: maker, admit: o.admit, clock: o.clock, log: o.log,
+		maker: maker, admit: o.admit, clock: o.clock, log: o.log, told: o.observer, patience: o.patience,
 		wakes: make(chan struct{}, 1), policy: newPolicy[M](cfg, o.clock.Now()),
 	}
 	if o.warm != nil {
@@ -115,6 +128,7 @@ func (p *Pool[M]) Claim(ctx context.Context) (M, error) {
 	case err != nil:
 		return none, fmt.Errorf("claim machine: %w", err)
 	case s != nil:
+		p.told.Claimed(0, now.Sub(s.madeAt), true)
 		return s.m, nil
 	}
 	return p.await(ctx, w)
@@ -134,13 +148,15 @@ func (p *Pool[M]) await(ctx context.Context, w *waiter[M]) (M, error) {
 			return none, fmt.Errorf("claim machine: %w", context.Cause(ctx))
 		}
 		p.mu.Lock()
-		s, err := p.policy.take(w, p.clock.Now())
+		now := p.clock.Now()
+		s, err := p.policy.take(w, now)
 		p.mu.Unlock()
 		p.wake()
 		switch {
 		case err != nil:
 			return none, fmt.Errorf("claim machine: %w", err)
 		case s != nil:
+			p.told.Claimed(now.Sub(w.since), now.Sub(s.madeAt), false)
 			return s.m, nil
 		}
 	}
@@ -171,6 +187,8 @@ func (p *Pool[M]) Resize(cfg Config) error {
 	}
 	p.mu.Lock()
 	p.policy.configure(cfg, p.clock.Now())
+	p.policy.journal.note(p.clock.Now(), "resized", fmt.Sprintf("An operator wants %d to %d ready of at most %d machines, %d made at once.",
+		cfg.MinReady, cfg.MaxReady, cfg.MaxMachines, cfg.RefillConcurrency))
 	p.mu.Unlock()
 	p.wake()
 	return nil
@@ -182,6 +200,7 @@ func (p *Pool[M]) Swap(maker func(context.Context) (M, error)) {
 	p.mu.Lock()
 	p.maker = maker
 	p.policy.swap()
+	p.policy.journal.note(p.clock.Now(), "template swapped", "Machines are made from another template; those ready serve until they are replaced.")
 	p.mu.Unlock()
 	p.wake()
 }
@@ -269,7 +288,9 @@ func (p *Pool[M]) make(t ticket, maker func(context.Context) (M, error)) {
 			return
 		}
 	}
+	began := p.clock.Now()
 	m, err := p.call(maker)
+	p.told.Made(p.clock.Now().Sub(began), err)
 	p.mu.Lock()
 	now := p.clock.Now()
 	var s *slot[M]
@@ -293,7 +314,7 @@ func (p *Pool[M]) make(t ticket, maker func(context.Context) (M, error)) {
 
 // call runs the maker under its time limit.
 func (p *Pool[M]) call(maker func(context.Context) (M, error)) (M, error) {
-	limit := p.Config().MakeTimeout
+	limit := p.patient(p.Config().MakeTimeout)
 	ctx, cancel := context.WithCancelCause(p.ctx)
 	defer cancel(nil)
 	timeout := fmt.Errorf("not made within %s: %w", limit, context.DeadlineExceeded)
@@ -304,6 +325,11 @@ func (p *Pool[M]) call(maker func(context.Context) (M, error)) (M, error) {
 		return m, fmt.Errorf("%w (%w)", timeout, err)
 	}
 	return m, err
+}
+
+// patient is a time limit on this host as busy as it is.
+func (p *Pool[M]) patient(limit time.Duration) time.Duration {
+	return time.Duration(max(1, p.patience()) * float64(limit))
 }
 
 // watch tells the policy when a machine dies, until it counts no more.

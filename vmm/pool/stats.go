@@ -1,6 +1,9 @@
 package pool
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // Stats is what a pool looks like at one moment.
 type Stats struct {
@@ -20,6 +23,8 @@ type Stats struct {
 	CircuitReason string    // the last failure; empty after recovery
 	CircuitUntil  time.Time // when the next make may start; zero: now
 	Admission     string    // why admission refused the last make; empty when it did not
+
+	Decisions []Decision // the last ones, oldest first
 
 	Totals
 }
@@ -47,7 +52,7 @@ func (p *policy[M]) reason() string {
 	case p.scaler != nil:
 		return p.decision.Reason()
 	}
-	return "Set by EPHEMERAL_POOL_MIN_READY; the pool does not scale itself."
+	return "The least that is kept ready; the pool does not scale itself."
 }
 
 func (p *policy[M]) stats(now time.Time) Stats {
@@ -58,6 +63,7 @@ func (p *policy[M]) stats(now time.Time) Stats {
 		Circuit: p.circuit.state, Totals: p.totals,
 	}
 	s.Reason = p.reason()
+	s.Decisions = slices.Clone(p.journal.decisions)
 	if last := p.last(); last != nil {
 		s.OldestReady = now.Sub(last.madeAt)
 	}

@@ -51,8 +51,9 @@ func (p *Pool[M]) exercise(s *slot[M]) {
 	defer p.wake()
 	ctx, cancel := context.WithCancelCause(p.ctx)
 	defer cancel(nil)
-	stop := p.clock.AfterFunc(warmTime, func() {
-		cancel(fmt.Errorf("not done within %s: %w", warmTime, context.DeadlineExceeded))
+	limit := p.patient(warmTime)
+	stop := p.clock.AfterFunc(limit, func() {
+		cancel(fmt.Errorf("not done within %s: %w", limit, context.DeadlineExceeded))
 	})
 	defer stop()
 	err := p.warm(ctx, s.m)
