@@ -36,13 +36,14 @@ type Runner struct {
 	Store     *run.Store
 	Broker    *broker.Broker
 	Pool      Pool
-	Image     string        // digest, for the record
 	Isolation string        // for the record
 	Lease     time.Duration // how long the store lets a node own a run without renewing
 	Grace     time.Duration // how long a worker may write its results when nothing else can be paid; see Config
 	Artifacts ArtifactLimits
 	Metrics   *Metrics // nil: nothing is counted
-	Log       *slog.Logger
+	// Used is told when a run was queued and how long it had its machine; nil: nobody is.
+	Used func(queued time.Time, service time.Duration)
+	Log  *slog.Logger
 
 	mu      sync.Mutex
 	cancels map[run.ID]context.CancelCauseFunc
@@ -61,6 +62,7 @@ type execution struct {
 	owned   sync.WaitGroup // goroutines that end with the machine
 	machine *provision.Machine
 	guest   *guest.Client
+	claimed time.Time // when it got its machine
 	ready   time.Time // when the machine was confirmed
 	again   bool      // the run goes back to the queue: it has not started, and what failed is not the run's
 
@@ -144,7 +146,7 @@ func (x *execution) claim(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	x.machine = m
+	x.machine, x.claimed = m, time.Now()
 	x.guest = guest.Connect(m.Dial)
 	start := time.Now()
 	if err := x.meter.begin(ctx); err != nil {
@@ -197,7 +199,7 @@ func (x *execution) prepare(ctx context.Context) error {
 func (x *execution) recordStart(ctx context.Context) error {
 	for {
 		err := x.Store.Start(ctx, x.lease, run.Start{
-			At: x.ready, Machine: x.machine.ID(), Image: x.Image, Isolation: x.Isolation,
+			At: x.ready, Machine: x.machine.ID(), Image: x.machine.Image(), Isolation: x.Isolation,
 		})
 		if !errors.Is(err, run.ErrUnavailable) || !sleepUntil(ctx, time.Now().Add(50*time.Millisecond)) {
 			return err
@@ -238,6 +240,9 @@ func (x *execution) destroy(ctx context.Context) {
 	x.usage.egress = run.Egress{DroppedPackets: packets, DroppedBytes: bytes}
 	x.usage.attempts = attemptsOf(x.machine.EgressAttempts())
 	x.Pool.Released(x.machine)
+	if x.Used != nil && !x.again {
+		x.Used(x.lease.QueuedAt, time.Since(x.claimed))
+	}
 	x.owned.Wait()
 	x.line.stage("destroy")
 	if x.again {

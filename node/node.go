@@ -39,6 +39,7 @@ type Node struct {
 	lease time.Duration
 	store *run.Store
 	exec  Executor
+	slots *slots
 	log   *slog.Logger
 }
 
@@ -48,8 +49,17 @@ func New(name string, cfg Config, lease time.Duration, store *run.Store, exec Ex
 	if cfg.Concurrency < 1 {
 		return nil, fmt.Errorf("node concurrency is %d: it must be at least 1", cfg.Concurrency)
 	}
-	return &Node{name: name, cfg: cfg, lease: lease, store: store, exec: exec, log: log}, nil
+	return &Node{name: name, cfg: cfg, lease: lease, store: store, exec: exec, slots: newSlots(cfg.Concurrency), log: log}, nil
 }
+
+// SetConcurrency changes how many runs the node carries out at once, from now on. Runs at work go on, also those above it.
+// With 0 the node takes none.
+func (n *Node) SetConcurrency(runs int) {
+	n.slots.resize(runs)
+}
+
+// Concurrency is how many runs the node carries out at once, now.
+func (n *Node) Concurrency() int { return n.slots.now() }
 
 // Run first recovers what an earlier life of this node left in the queue, then takes runs until ctx ends, and returns
 // when every run it took has ended. Runs still going after Config.Drain are ended as failed: node_lost.
@@ -64,7 +74,7 @@ func (n *Node) Run(ctx context.Context) error {
 	var workers sync.WaitGroup
 	work, stop := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer stop(nil)
-	n.offer(ctx, n.cfg.Concurrency)
+	n.offer(ctx, n.slots.now())
 	defer n.offer(context.WithoutCancel(ctx), 0)
 	workers.Go(func() { n.reap(ctx) })
 	n.take(ctx, work, &workers)
@@ -83,25 +93,27 @@ func (n *Node) Run(ctx context.Context) error {
 
 // take hands each run it gets to the executor, as many at once as there are slots.
 func (n *Node) take(ctx, work context.Context, workers *sync.WaitGroup) {
-	slots := make(chan struct{}, n.cfg.Concurrency)
 	for {
-		select {
-		case slots <- struct{}{}:
-		case <-ctx.Done():
+		taking, taken, free, err := n.slots.acquire(ctx)
+		if err != nil {
 			return
 		}
-		lease, err := n.store.Take(ctx, n.name)
+		lease, err := n.store.Take(taking, n.name)
+		fewer := errors.Is(context.Cause(taking), errFewer)
+		taken()
 		if err != nil {
-			<-slots
+			free()
 			if ctx.Err() != nil {
 				return
 			}
-			n.log.Warn("cannot take a run", "error", err)
-			sleepUntil(ctx, time.Now().Add(500*time.Millisecond))
+			if !fewer {
+				n.log.Warn("cannot take a run", "error", err)
+				sleepUntil(ctx, time.Now().Add(500*time.Millisecond))
+			}
 			continue
 		}
 		workers.Go(func() {
-			defer func() { <-slots }()
+			defer free()
 			n.exec.Execute(work, lease)
 		})
 	}
@@ -119,7 +131,7 @@ func (n *Node) offer(ctx context.Context, slots int) {
 // reap recovers runs whose node is gone: any node does it for all, as often as half a lease. It repeats the offer as well.
 func (n *Node) reap(ctx context.Context) {
 	for sleepUntil(ctx, time.Now().Add(n.lease/2)) {
-		n.offer(ctx, n.cfg.Concurrency)
+		n.offer(ctx, n.slots.now())
 		requeued, lost, err := n.store.Reap(ctx, "")
 		if err != nil {
 			if ctx.Err() == nil {

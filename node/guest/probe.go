@@ -10,7 +10,8 @@ import (
 	"github.com/ephemeral-run/ephemeral/vmm"
 )
 
-// warmTimeout bounds one warming command: interpreters start slowly in an emulated machine that has just booted.
+// warmTimeout bounds one warming command: interpreters start slowly in an emulated machine that has just
+// booted. On a busy host it is longer; see vmm.Patience.
 const warmTimeout = 60 * time.Second
 
 // Probe runs one real command in a machine that is not prepared yet, and rehearses Prepare. It proves that the machine
@@ -49,7 +50,7 @@ func Warm(ctx context.Context, m vmm.Machine) error {
 
 func warm(ctx context.Context, c *Client, args ...string) error {
 	var stderr bytes.Buffer
-	exit, err := c.Exec(ctx, Command{Args: args, Warming: true, Timeout: warmTimeout, OutputLimit: maxDetail}, nil, &stderr)
+	exit, err := c.Exec(ctx, Command{Args: args, Warming: true, Timeout: time.Duration(vmm.Patience() * float64(warmTimeout)), OutputLimit: maxDetail}, nil, &stderr)
 	if err != nil {
 		return err
 	}

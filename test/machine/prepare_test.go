@@ -104,7 +104,7 @@ func TestUnpreparedMachineIsNotUsed(t *testing.T) {
 			}
 			pool := &spoiled{h: h, how: c.how}
 			runner := &node.Runner{
-				Store: store, Broker: b, Pool: pool, Image: "i", Isolation: string(h.driver.Isolation()), Lease: store.LeaseTime(),
+				Store: store, Broker: b, Pool: pool, Isolation: string(h.driver.Isolation()), Lease: store.LeaseTime(),
 				Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
 			}
 			runner.Execute(ctx, lease)

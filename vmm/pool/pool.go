@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -18,6 +19,7 @@ type Pool[M Machine] struct {
 	told  Observer
 
 	patience func() float64
+	filled   atomic.Bool // it had MinReady machines once
 
 	ctx    context.Context // ends when the pool is closed; makes run under it
 	cancel context.CancelFunc

@@ -34,6 +34,7 @@ type Config struct {
 	MemoryMiB       int           `env:"EPHEMERAL_MACHINE_MEMORY_MIB" envDefault:"512" help:"memory of a machine, MiB"`
 	VCPUs           int           `env:"EPHEMERAL_MACHINE_VCPUS" envDefault:"1" help:"virtual CPUs of a machine"`
 	Rest            Rest          `env:"EPHEMERAL_POOL_REST" envDefault:"auto" help:"what a ready machine does until it is claimed: paused, running, or auto (paused where machines are emulated)"`
+	Spares          int           `env:"EPHEMERAL_POOL_SPARES" envDefault:"1" help:"launched, jailed, empty hypervisor processes kept in hand, so that making a machine starts at loading the template; 0: none"`
 	TemplateTimeout time.Duration `env:"EPHEMERAL_TEMPLATE_TIMEOUT" envDefault:"3m" help:"how long making a template may take"`
 	Jail            jail.Config
 }
@@ -54,6 +55,7 @@ func (c Config) Validate() error {
 	check(c.MemoryMiB >= 64 && c.MemoryMiB <= 256<<10, "EPHEMERAL_MACHINE_MEMORY_MIB is %d, must be 64 to 262144", c.MemoryMiB)
 	check(c.VCPUs >= 1 && c.VCPUs <= 64, "EPHEMERAL_MACHINE_VCPUS is %d, must be 1 to 64", c.VCPUs)
 	check(c.Rest == RestAuto || c.Rest == RestPaused || c.Rest == RestRunning, "EPHEMERAL_POOL_REST is %q, must be auto, paused or running", c.Rest)
+	check(c.Spares >= 0 && c.Spares <= 64, "EPHEMERAL_POOL_SPARES is %d, must be 0 to 64", c.Spares)
 	check(c.TemplateTimeout > 0, "EPHEMERAL_TEMPLATE_TIMEOUT is %s, must be positive", c.TemplateTimeout)
 	return errors.Join(errs...)
 }

@@ -13,7 +13,7 @@ import (
 
 // The steps of creating a machine.
 const (
-	StepLaunch = "launch" // directory, jail and tap are made, the VMM's process is started in the jail
+	StepLaunch = "launch" // directory, jail and tap are made, the VMM's process is started in the jail; nothing with a spare in hand
 	StepLoad   = "load"   // the VMM takes the template's state
 	StepResume = "resume" // the guest runs
 	StepProbe  = "probe"  // the guest's agent has run a command, which also brings in the memory that any needs
@@ -36,20 +36,26 @@ var createSteps = []struct {
 type creation struct {
 	*parts
 	template vmm.Template
-	restored chan struct{} // closed when the driver's Restore has returned machine or err
+	empty    vmm.Empty     // launched, of a driver that does this apart from loading; nil: restored does both
+	restored chan struct{} // closed when the driver's Restore has returned machine or err; nil with empty
 	machine  vmm.Machine
 	err      error
 }
 
 // Create makes a machine of a template and returns it when it has proved to work and rests. When it fails nothing is left.
-// An error that is vmm.ErrTemplate makes the next call of Template build a new one.
+// An error that is vmm.ErrTemplate makes the next call of Template build a new one. Where a spare of the template is in hand
+// it starts at the load, and afterwards another one is launched.
 func (p *Provisioner) Create(ctx context.Context, t vmm.Template) (*Machine, error) {
 	if err := p.begin(); err != nil {
 		return nil, fmt.Errorf("create machine: %w", err)
 	}
 	defer p.busy.Done()
+	defer p.restock(t)
 	last := time.Now()
-	c := &creation{parts: p.newParts(), template: t, restored: make(chan struct{})}
+	c := p.takeSpare(t)
+	if c == nil {
+		c = &creation{parts: p.newParts(), template: t}
+	}
 	steps := make([]Step, 0, len(createSteps))
 	for _, step := range createSteps {
 		if err := step.do(c, ctx); err != nil {
@@ -59,25 +65,65 @@ func (p *Provisioner) Create(ctx context.Context, t vmm.Template) (*Machine, err
 			if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) { // what broke because of it may say something else
 				err = fmt.Errorf("%w: %w", cause, err)
 			}
-			return nil, errors.Join(fmt.Errorf("create machine %s: %s: %w", c.id, step.name, err), c.cleanup.run(closeLimit))
+			err = &CreateError{ID: c.id, Step: step.name, Err: err}
+			p.told.CreateFailed(step.name, err)
+			return nil, errors.Join(err, c.cleanup.run(closeLimit))
 		}
 		now := time.Now()
 		steps = append(steps, Step{step.name, now.Sub(last)})
 		last = now
 	}
-	m := &Machine{Machine: c.machine, tap: c.tap, rest: p.rest, steps: steps, madeAt: last}
+	m := &Machine{Machine: c.machine, image: t.Image.Digest, tap: c.tap, rest: p.rest, steps: steps, madeAt: last}
 	p.own(m, &c.cleanup)
+	p.told.Created(steps)
 	return m, nil
 }
 
-// launch makes the parts and starts the driver's Restore. It returns when the VMM's process has been launched.
+// CreateError says which step of a creation failed.
+type CreateError struct {
+	ID   string // of the machine
+	Step string
+	Err  error
+}
+
+func (e *CreateError) Error() string {
+	return fmt.Sprintf("create machine %s: %s: %v", e.ID, e.Step, e.Err)
+}
+
+// Unwrap gives the cause.
+func (e *CreateError) Unwrap() error { return e.Err }
+
+// launch makes the parts and launches the VMM's process, unless both are there already.
 func (c *creation) launch(ctx context.Context) error {
+	if c.empty != nil {
+		return nil
+	}
 	if err := c.make(c.template.Shape.MemoryMiB); err != nil {
 		return err
 	}
-	launched := make(chan struct{})
 	spec := c.spec()
 	spec.Image, spec.Shape = c.template.Image, c.template.Shape
+	launcher, ok := c.p.driver.(vmm.EmptyLauncher)
+	if !ok {
+		return c.restore(ctx, spec)
+	}
+	var err error
+	if c.empty, err = launcher.LaunchEmpty(ctx, c.template, spec); err != nil {
+		return err
+	}
+	c.cleanup.push("machine", func() error {
+		if c.machine != nil {
+			return c.machine.Close()
+		}
+		return c.empty.Close()
+	})
+	return nil
+}
+
+// restore starts the driver's Restore, and returns when the VMM's process has been launched.
+func (c *creation) restore(ctx context.Context, spec vmm.Spec) error {
+	launched := make(chan struct{})
+	c.restored = make(chan struct{})
 	spec.Launcher = signalling{c.cell, launched}
 	go func() {
 		defer close(c.restored)
@@ -98,10 +144,17 @@ func (c *creation) launch(ctx context.Context) error {
 	}
 }
 
-// load waits until the driver has restored the machine.
-func (c *creation) load(context.Context) error {
-	<-c.restored // Restore ends with the context it was given
-	return c.err
+// load has the process take the template's state.
+func (c *creation) load(ctx context.Context) error {
+	if c.empty == nil {
+		<-c.restored // Restore ends with the context it was given
+		return c.err
+	}
+	m, err := c.empty.Load(ctx)
+	if err == nil {
+		c.machine = m
+	}
+	return err
 }
 
 func (c *creation) resume(ctx context.Context) error { return c.machine.Resume(ctx) }

@@ -19,6 +19,7 @@ type Step struct {
 // Machine is a machine with all that belongs to it on the host.
 type Machine struct {
 	vmm.Machine
+	image  string
 	tap    tap
 	rest   Rest
 	steps  []Step
@@ -28,6 +29,9 @@ type Machine struct {
 
 // Steps says how long each step of its creation took, in order. Together they are the whole time.
 func (m *Machine) Steps() []Step { return m.steps }
+
+// Image is the digest of the image that it was made from.
+func (m *Machine) Image() string { return m.image }
 
 // MadeAt is when the machine was ready.
 func (m *Machine) MadeAt() time.Time { return m.madeAt }
@@ -64,7 +68,9 @@ func (m *Machine) Close() error { return m.close() }
 // own makes the machine's Close and puts it among the open ones.
 func (p *Provisioner) own(m *Machine, parts *cleanup) {
 	m.close = sync.OnceValue(func() error {
+		began := time.Now()
 		err := parts.run(closeLimit)
+		p.told.Closed(time.Since(began), err)
 		p.mu.Lock()
 		delete(p.open, m)
 		p.mu.Unlock()

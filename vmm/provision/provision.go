@@ -27,6 +27,8 @@ type Provisioner struct {
 	agent  Agent
 	host   host
 	rest   Rest // paused or running
+	told   Observer
+	spares *spares
 
 	mu      sync.Mutex
 	ids     map[string]struct{}   // of every machine that has parts, also half-made ones
@@ -35,6 +37,8 @@ type Provisioner struct {
 	held    map[string]*os.File   // templates in use, by directory, with a shared lock
 	busy    sync.WaitGroup        // creations and template builds under way
 	closed  bool
+
+	scrapErr error // what went wrong with the removal of spares; under spares.mu
 }
 
 // New opens the host's parts: data directory, network namespace, jail. It fails when another live process uses this node
@@ -78,7 +82,7 @@ func prepare(c Config, driver vmm.Driver, agent Agent) (*Provisioner, error) {
 		}
 	}
 	return &Provisioner{
-		config: c, driver: driver, agent: agent, rest: rest,
+		config: c, driver: driver, agent: agent, rest: rest, told: deaf{}, spares: newSpares(),
 		ids: map[string]struct{}{}, open: map[*Machine]struct{}{}, suspect: map[string]bool{}, held: map[string]*os.File{},
 	}, nil
 }
@@ -94,6 +98,7 @@ func (p *Provisioner) Close() error {
 	p.mu.Lock()
 	p.closed = true
 	p.mu.Unlock()
+	p.endSpares()
 	p.busy.Wait()
 	p.mu.Lock()
 	machines := make([]*Machine, 0, len(p.open))
@@ -101,7 +106,8 @@ func (p *Provisioner) Close() error {
 		machines = append(machines, m)
 	}
 	p.mu.Unlock()
-	errs := make([]error, len(machines)+2)
+	errs := make([]error, len(machines)+3)
+	errs[len(machines)+2] = p.closeSpares()
 	var closing sync.WaitGroup
 	for i, m := range machines {
 		closing.Go(func() { errs[i] = m.Close() })

@@ -95,8 +95,9 @@ func (p *Provisioner) find(dir string, want traits) (manifest, error) {
 
 // build makes a template in a directory of its own and puts it in its place whole.
 func (p *Provisioner) build(ctx context.Context, dir string, image images.Image, want traits, progress func(string)) (m manifest, err error) {
-	limited, cancel := context.WithTimeoutCause(ctx, p.config.TemplateTimeout,
-		fmt.Errorf("not made within EPHEMERAL_TEMPLATE_TIMEOUT (%s): %w", p.config.TemplateTimeout, context.DeadlineExceeded))
+	limit := time.Duration(vmm.Patience() * float64(p.config.TemplateTimeout))
+	limited, cancel := context.WithTimeoutCause(ctx, limit,
+		fmt.Errorf("not made within %s (EPHEMERAL_TEMPLATE_TIMEOUT, on this host as busy as it is): %w", limit, context.DeadlineExceeded))
 	defer cancel()
 	started := time.Now()
 	b, err := p.newBuild(want.key())
@@ -144,6 +145,7 @@ func (p *Provisioner) newBuild(key string) (*directory, error) {
 // replace renames a finished build to dir and takes it into use. What was there is removed; clones of it keep the memory
 // that they mapped.
 func (p *Provisioner) replace(b *directory, dir, key string) error {
+	p.dropSpares(key) // they would load files that go
 	old, err := p.newBuild(key)
 	if err != nil {
 		return err
