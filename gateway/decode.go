@@ -125,6 +125,21 @@ func (d *decoder) flag(path string, into *bool) error {
 	return err
 }
 
+// number reads any number.
+func (d *decoder) number(path string, into *float64) error {
+	if !d.expect(path, '0', "a number") {
+		return d.json.SkipValue()
+	}
+	v, err := d.json.ReadValue()
+	if err != nil {
+		return err
+	}
+	if *into, err = strconv.ParseFloat(string(v), 64); err != nil {
+		d.fail(path, "must be a number of ordinary size")
+	}
+	return nil
+}
+
 // integer reads a whole number. 120, 120.0 and 1.2e2 are the same number in JSON.
 func (d *decoder) integer(path string, into *int64) error {
 	if !d.expect(path, '0', "an integer") {

@@ -147,7 +147,7 @@ func (s *Server) knownMethod(app *fiber.App, next fasthttp.RequestHandler) fasth
 		}
 		c := app.AcquireCtx(ctx)
 		defer app.ReleaseCtx(c)
-		c.Set(fiber.HeaderAllow, "GET, HEAD, POST, DELETE")
+		c.Set(fiber.HeaderAllow, "GET, HEAD, POST, PUT, DELETE")
 		callOf(c)
 		if s.cors.serve(c) {
 			return

@@ -13,6 +13,7 @@ import (
 	"github.com/ephemeral-run/ephemeral/client"
 	"github.com/ephemeral-run/ephemeral/run"
 	"github.com/ephemeral-run/ephemeral/run/connection"
+	"github.com/ephemeral-run/ephemeral/run/pools"
 	"github.com/ephemeral-run/ephemeral/run/redisserver"
 )
 
@@ -68,7 +69,7 @@ func liveOn(t *testing.T, cfg Config, redisURL string) *live {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.served = serve(t, cfg, Deps{Store: store, FirstSlice: 200, Sealing: ring})
+	l.served = serve(t, cfg, Deps{Store: store, Pools: pools.New(store), FirstSlice: 200, Sealing: ring})
 	_, secret, err := store.CreateKey(ctx, "", "admin", run.Admin)
 	if err != nil {
 		t.Fatal(err)

@@ -22,7 +22,7 @@ type route struct {
 
 // publicRoutes are the operations of the public API.
 func (s *Server) publicRoutes() []route {
-	get, post, del := http.MethodGet, http.MethodPost, http.MethodDelete
+	get, post, put, del := http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete
 	return withHead([]route{
 		{post, "/v1/runs", s.as(run.Member, s.createRun)},
 		{get, "/v1/runs", s.as(run.Member, s.listRuns)},
@@ -65,6 +65,9 @@ func (s *Server) publicRoutes() []route {
 		{get, "/v1/keys/:id/limits", s.as(run.Admin, s.getKeyLimits)},
 		{http.MethodPut, "/v1/keys/:id/limits", s.as(run.Admin, s.putKeyLimits)},
 		{del, "/v1/keys/:id", s.as(run.Admin, s.revokeKey)},
+		{get, "/v1/pools", s.as(run.Admin, s.listPools)},
+		{get, "/v1/pools/:name", s.as(run.Admin, s.getPool)},
+		{put, "/v1/pools/:name", s.as(run.Admin, s.setPool)},
 
 		{get, "/openapi.yaml", s.openAPI},
 		{get, "/healthz", s.healthz},

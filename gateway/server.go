@@ -77,6 +77,7 @@ type Deps struct {
 	DefaultModel string                  // for a prompt that names none
 	FirstSlice   run.Micros              // what the first slice of compute costs
 	Sealing      *connection.Keyring     // seals credentials of connections; nil: only connections without one can be made
+	Pools        Pools                   // nil: there are none
 	Ready        func() error            // what else must work besides the store; nil: nothing
 	Registry     *prometheus.Registry    // metrics shown on the admin listener; nil: the gateway's own only
 	Log          *slog.Logger            // nil: slog.Default

@@ -32,6 +32,7 @@ type settings struct {
 	Redis     redisConfig
 	Gateway   gateway.Config
 	Node      node.Config
+	Listen    nodeListen
 	Artifacts node.ArtifactLimits
 	Broker    broker.Config
 	Keys      keyConfig

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"strings"
 	"sync"
@@ -17,6 +18,7 @@ import (
 	"github.com/ephemeral-run/ephemeral/gateway"
 	"github.com/ephemeral-run/ephemeral/run"
 	"github.com/ephemeral-run/ephemeral/run/connection"
+	"github.com/ephemeral-run/ephemeral/run/pools"
 	"github.com/ephemeral-run/ephemeral/run/redisserver"
 )
 
@@ -170,9 +172,9 @@ func (c *cell) serve(ctx context.Context, withGateway, withNode bool) error {
 	} else {
 		close(nodeDone)
 	}
-	if withGateway {
+	if withGateway || c.Listen.Node != "" {
 		server := gateway.New(c.Gateway, gateway.Deps{
-			Store: c.store, HasModel: c.broker.HasModel, DefaultModel: c.broker.DefaultModel(),
+			Store: c.store, HasModel: c.broker.HasModel, DefaultModel: c.broker.DefaultModel(), Pools: pools.New(c.store),
 			FirstSlice: c.broker.Prices().ComputePerSecond, Ready: ready.get, Registry: registry, Log: c.log,
 			Sealing: c.sealing,
 		})
@@ -180,11 +182,30 @@ func (c *cell) serve(ctx context.Context, withGateway, withNode bool) error {
 			serving, stop := context.WithCancel(context.WithoutCancel(ctx))
 			defer stop()
 			go func() { <-ctx.Done(); <-nodeDone; stop() }()
+			if !withGateway {
+				return c.serveNode(serving, server)
+			}
 			c.log.Info("listening", "api", c.Gateway.Address(), "admin", "http://"+c.Gateway.AdminListen)
 			return server.ListenAndServe(serving)
 		})
 	}
 	return group.Wait()
+}
+
+// nodeListen is about a node without a gateway in its process.
+type nodeListen struct {
+	Node string `env:"EPHEMERAL_NODE_LISTEN" help:"address of a node's own metrics and detailed health, where it runs without a gateway; keep it private (empty: none)"`
+}
+
+// serveNode answers metrics and health of a node.
+func (c *cell) serveNode(ctx context.Context, server *gateway.Server) error {
+	var lc net.ListenConfig
+	ln, err := lc.Listen(ctx, "tcp", c.Listen.Node)
+	if err != nil {
+		return fmt.Errorf("listen on %s (EPHEMERAL_NODE_LISTEN): %w", c.Listen.Node, err)
+	}
+	c.log.Info("listening", "admin", "http://"+c.Listen.Node)
+	return server.ServeAdmin(ctx, ln)
 }
 
 // readiness asks whoever knows why the process is not ready; nil: it is.

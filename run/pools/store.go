@@ -109,7 +109,12 @@ func (s *Store) Desired(ctx context.Context, pool string) (Desired, error) {
 // ctx ends.
 func (s *Store) Changes(ctx context.Context, changed func(pool string)) {
 	sub := s.rdb.Subscribe(ctx, s.changes())
-	defer func() { _ = sub.Close() }() // nothing is written to it
+	// The end of ctx does not end a Receive that waits.
+	closed := context.AfterFunc(ctx, func() { _ = sub.Close() }) // nothing is written to it
+	defer func() {
+		closed()
+		_ = sub.Close()
+	}()
 	pause := 50 * time.Millisecond
 	for ctx.Err() == nil {
 		m, err := sub.Receive(ctx)
