@@ -74,7 +74,7 @@ func gatewayCommand() *cobra.Command {
 }
 
 func nodeCommand() *cobra.Command {
-	return &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "node",
 		Short: "Carry out runs on this host; gateways of the same Redis take the requests",
 		Args:  arguments,
@@ -82,6 +82,8 @@ func nodeCommand() *cobra.Command {
 			return withCell(cmd.Context(), false, true, func(ctx context.Context, c *cell) error { return c.serve(ctx, false, true) })
 		},
 	}
+	cmd.AddCommand(nodeReconcileCommand())
+	return cmd
 }
 
 // cell is what the parts of one process share.

@@ -4,11 +4,13 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/ephemeral-run/ephemeral/client"
 	"github.com/ephemeral-run/ephemeral/run"
+	"github.com/ephemeral-run/ephemeral/vmm/provision"
 )
 
 // startOwn starts a server for one test, on the template of the shared one, and ends it with the test: nothing may be left
@@ -115,5 +117,37 @@ func eventually(t *testing.T, limit time.Duration, what string, holds func() boo
 			t.Errorf("not within %s: %s", limit, what)
 			return
 		}
+	}
+}
+
+// TestNodeReconcile kills a server with a machine at work, and has the command remove what is left; while the server runs
+// it is refused.
+func TestNodeReconcile(t *testing.T) {
+	s := startOwn(t, "EPHEMERAL_POOL_MAX_MACHINES=1")
+	n := s.tenant(t, 1_000_000)
+	if out, errs, err := s.cli(t.Context(), nil, "node", "reconcile"); err == nil || !strings.Contains(errs, "the node runs") {
+		t.Errorf("while it runs: %v\n%s%s", err, out, errs)
+	}
+	created, err := n.CreateRun(t.Context(), client.Request{Command: "sleep 1000"}, client.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.until(t, created.Run.ID, run.EventWorkerStarted)
+	s.kill()
+	var done struct{ Removed, Left provision.Residue }
+	s.json(t, &done, "node", "reconcile")
+	if done.Removed.Namespaces != 1 || done.Removed.Dirs != 1 || done.Left.Total() != 0 {
+		t.Errorf("%+v", done)
+	}
+	done.Removed = provision.Residue{}
+	s.json(t, &done, "node", "reconcile")
+	if done.Removed.Total() != 0 || done.Left.Total() != 0 {
+		t.Errorf("again: %+v", done)
+	}
+	if err := s.launch(); err != nil {
+		t.Fatal(err)
+	}
+	if r := n.ended(t, created.Run.ID); r.State != run.Failed || r.Error.Code != "node_lost" {
+		t.Errorf("ended %s, %+v", r.State, r.Error)
 	}
 }
