@@ -64,6 +64,7 @@ var checks = []struct {
 	{"qemu", checkQEMU},
 	{"bubblewrap", checkBubblewrap},
 	{"redis-server", checkRedis},
+	{"redis-persistence", checkPersistence},
 	{"mmdebstrap", checkMmdebstrap},
 	{"mkfs-erofs", checkMkfsErofs},
 	{"image", checkImage},

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/ephemeral-run/ephemeral/images"
+	"github.com/ephemeral-run/ephemeral/run"
 	"github.com/ephemeral-run/ephemeral/vmm/cloudhypervisor"
 )
 
@@ -34,6 +35,8 @@ type fakeHost struct {
 	hard     uint64
 	filesErr error
 	entropy  error
+	redis    run.Persistence
+	redisErr error
 	image    images.Image
 	imageErr error
 	slow     time.Duration
@@ -45,6 +48,7 @@ type fakeHost struct {
 
 func healthy() *fakeHost {
 	return &fakeHost{
+		redis: run.Persistence{AppendOnly: "yes", Fsync: "everysec", Eviction: "noeviction"},
 		files: map[string]string{
 			"/sys/fs/cgroup/cgroup.controllers": "cpuset cpu io memory hugetlb pids rdma misc\n",
 			"/proc/meminfo":                     "MemTotal:       24684084 kB\nMemAvailable:   20971520 kB\n",
@@ -108,8 +112,11 @@ func (h *fakeHost) NetworkNamespace(tables bool) error {
 	}
 	return h.nft
 }
-func (h *fakeHost) Space(string) (Space, error)            { return h.space, h.spaceErr }
-func (h *fakeHost) OpenFiles() (uint64, uint64, error)     { return h.soft, h.hard, h.filesErr }
+func (h *fakeHost) Space(string) (Space, error)        { return h.space, h.spaceErr }
+func (h *fakeHost) OpenFiles() (uint64, uint64, error) { return h.soft, h.hard, h.filesErr }
+func (h *fakeHost) Persistence(context.Context, string) (run.Persistence, error) {
+	return h.redis, h.redisErr
+}
 func (h *fakeHost) Entropy() error                         { return h.entropy }
 func (h *fakeHost) Image(dir string) (images.Image, error) { return h.image, h.imageErr }
 
@@ -188,6 +195,11 @@ func TestBrokenHost(t *testing.T) {
 		}, "qemu", Fail, "libpixman", "--reinstall", nil},
 		{"silent qemu", func(h *fakeHost, _ *Config) { h.output["qemu-system-x86_64"] = "" }, "qemu", Warn, "does not tell", "install", nil},
 		{"no redis", func(h *fakeHost, _ *Config) { delete(h.output, "redis-server") }, "redis-server", Fail, "private Redis", "redis-server", nil},
+		{"redis evicts", func(h *fakeHost, c *Config) { c.RedisURL = "redis://r"; h.redis.Eviction = "allkeys-lru" }, "redis-persistence", Fail, "allkeys-lru", "noeviction", nil},
+		{"redis without a file", func(h *fakeHost, c *Config) { c.RedisURL = "redis://r"; h.redis.AppendOnly = "no" }, "redis-persistence", Fail, "loses runs", "appendonly yes", nil},
+		{"redis that does not sync", func(h *fakeHost, c *Config) { c.RedisURL = "redis://r"; h.redis.Fsync = "no" }, "redis-persistence", Warn, "half a minute", "everysec", nil},
+		{"redis that tells nothing", func(h *fakeHost, c *Config) { c.RedisURL = "redis://r"; h.redis = run.Persistence{} }, "redis-persistence", Warn, "does not tell", "noeviction", nil},
+		{"redis away", func(h *fakeHost, c *Config) { c.RedisURL = "redis://r"; h.redisErr = run.ErrUnavailable }, "redis-persistence", Fail, "unavailable", "EPHEMERAL_REDIS_URL", nil},
 		{"no redis, but another", func(h *fakeHost, c *Config) { delete(h.output, "redis-server"); c.RedisURL = "redis://r" }, "redis-server", Warn, "not needed", "redis-server", nil},
 		{"no mmdebstrap", func(h *fakeHost, _ *Config) { delete(h.output, "mmdebstrap") }, "mmdebstrap", Warn, "cannot be built", "mmdebstrap", nil},
 		{"old mkfs.erofs", func(h *fakeHost, _ *Config) { h.output["mkfs.erofs"] = "mkfs.erofs 1.2" }, "mkfs-erofs", Warn, "too old", "erofs-utils", nil},

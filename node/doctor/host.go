@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ephemeral-run/ephemeral/images"
+	"github.com/ephemeral-run/ephemeral/run"
 	"github.com/ephemeral-run/ephemeral/vmm"
 	"github.com/ephemeral-run/ephemeral/vmm/cloudhypervisor"
 	"github.com/ephemeral-run/ephemeral/vmm/hypervisor"
@@ -46,6 +47,8 @@ type Host interface {
 	Space(path string) (Space, error)
 	// OpenFiles is the limit of open files: the one in force and the one it can be raised to.
 	OpenFiles() (soft, hard uint64, err error)
+	// Persistence asks a Redis how it keeps its data.
+	Persistence(ctx context.Context, url string) (run.Persistence, error)
 	// Entropy tells whether the kernel's random generator is ready.
 	Entropy() error
 	// Image opens and verifies the image in dir.
@@ -183,6 +186,11 @@ func (System) OpenFiles() (soft, hard uint64, err error) {
 		return 0, 0, fmt.Errorf("read the limit of open files: %w", err)
 	}
 	return lim.Cur, lim.Max, nil
+}
+
+// Persistence implements Host.
+func (System) Persistence(ctx context.Context, url string) (run.Persistence, error) {
+	return run.AskPersistence(ctx, url)
 }
 
 // Entropy implements Host.
