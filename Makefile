@@ -40,6 +40,9 @@ bench: ## measure, and compare with bare QEMU (build/bench.json)
 bench-kvm: ## measure Cloud Hypervisor's machines on real KVM, beside bare ones (build/bench-kvm.json)
 	@scripts/bench-kvm
 
+chaos: ## kill, stop and cut off whatever can be, for long (SEED=, ROUNDS=)
+	@scripts/chaos
+
 lint: ## gofmt, go vet, staticcheck
 	@scripts/lint
 

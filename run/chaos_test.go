@@ -41,6 +41,21 @@ func chaosSteps(t *testing.T) int64 {
 	return n
 }
 
+// chaosSeed is what the writers' decisions follow from: EPHEMERAL_CHAOS_SEED, or 1.
+func chaosSeed(t *testing.T) uint64 {
+	t.Helper()
+	v := os.Getenv("EPHEMERAL_CHAOS_SEED")
+	if v == "" {
+		return 1
+	}
+	n, err := strconv.ParseUint(v, 10, 64)
+	if err != nil {
+		t.Fatalf("EPHEMERAL_CHAOS_SEED is %q: want a number", v)
+	}
+	t.Logf("EPHEMERAL_CHAOS_SEED=%d", n)
+	return n
+}
+
 // do calls until the store answers. The errors that a race may bring are no failures; what else comes back is.
 func (w *writer) do(call func() error, races ...error) bool {
 	for {
@@ -136,7 +151,7 @@ func (w *writer) work() {
 // end every run has ended once.
 func TestManyWritersAndAKilledRedis(t *testing.T) {
 	f, own := ownServer(t)
-	total := chaosSteps(t)
+	total, seed := chaosSteps(t), chaosSeed(t)
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute+time.Duration(total/500)*time.Second)
 	defer cancel()
 	f.ctx = ctx
@@ -151,7 +166,7 @@ func TestManyWritersAndAKilledRedis(t *testing.T) {
 	all := make([]*writer, writers)
 	var wg sync.WaitGroup
 	for i := range all {
-		w := &writer{s: f.Store, f: f, node: fmt.Sprintf("n%d", i), rnd: rand.New(rand.NewPCG(1, uint64(i))), steps: &steps, fail: func(err error) { t.Error(err) }}
+		w := &writer{s: f.Store, f: f, node: fmt.Sprintf("n%d", i), rnd: rand.New(rand.NewPCG(seed, uint64(i))), steps: &steps, fail: func(err error) { t.Error(err) }}
 		all[i] = w
 		wg.Go(func() {
 			for steps.Load() < total && f.ctx.Err() == nil {

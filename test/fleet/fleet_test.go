@@ -48,6 +48,7 @@ const (
 type fleet struct {
 	t        *testing.T
 	ctx      context.Context
+	redis    *redisserver.Server
 	store    *run.Store
 	diary    string
 	urls     []string
@@ -69,7 +70,7 @@ func newFleet(t *testing.T, s scale) *fleet {
 	ctx, cancel := context.WithTimeout(context.Background(), s.limit)
 	t.Cleanup(cancel)
 	dir := t.TempDir()
-	redis, err := redisserver.Start(ctx, filepath.Join(dir, "redis"), redisserver.Options{Log: slog.New(slog.DiscardHandler)})
+	redis, err := redisserver.Start(ctx, filepath.Join(dir, "redis"), redisserver.Options{Fsync: "always", Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,7 +80,7 @@ func newFleet(t *testing.T, s scale) *fleet {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { store.Close() })
-	f := &fleet{t: t, ctx: ctx, store: store, diary: filepath.Join(dir, "diary"), accepted: map[run.ID]int{},
+	f := &fleet{t: t, ctx: ctx, redis: redis, store: store, diary: filepath.Join(dir, "diary"), accepted: map[run.ID]int{},
 		client: &http.Client{Timeout: 3 * time.Second, Transport: &http.Transport{MaxIdleConnsPerHost: 16}}}
 	t.Cleanup(f.client.CloseIdleConnections)
 	if err := os.WriteFile(f.diary, nil, 0o600); err != nil {
@@ -257,7 +258,8 @@ func (f *fleet) until(what string, ok func() bool) {
 	}
 }
 
-// trouble kills a gateway and a node, stops a node and cuts another one off, for longer than a lease, and brings all back.
+// trouble kills a gateway, a node and Redis, stops a node and cuts another one off, for longer than a lease, and brings all
+// back.
 func (f *fleet) trouble(s scale, round int) {
 	killed, stopped := f.nodes[round%(nodes-1)], f.nodes[(round+1)%(nodes-1)]
 	killed.kill()
@@ -265,6 +267,9 @@ func (f *fleet) trouble(s scale, round int) {
 	f.cable.cut.Lock()
 	g := f.gateways[round%gateways]
 	g.kill()
+	if pid := f.redis.PID(); pid != 0 {
+		f.must(syscall.Kill(pid, syscall.SIGKILL))
+	}
 	sleep(f.ctx, 300*time.Millisecond)
 	g.start()
 	killed.start()
@@ -382,6 +387,9 @@ func (f *fleet) judge(each int) {
 			t.Errorf("%s was executed, and nobody was told that it was accepted", id)
 		}
 	}
+	if f.redis.Starts() < 2 {
+		t.Error("Redis was not killed")
+	}
 	if count(lines, "fenced") == 0 {
 		t.Error("no node was fenced, though some were stopped for longer than their leases")
 	}
@@ -392,5 +400,5 @@ func (f *fleet) judge(each int) {
 	if rep.Runs != len(f.accepted) || rep.Held != 0 || rep.Charged != charged {
 		t.Errorf("%d runs in the books, held %s, charged %s; want %d, nothing, %s", rep.Runs, rep.Held, rep.Charged, len(f.accepted), charged)
 	}
-	t.Logf("states %v, %d leases fenced", states, count(lines, "fenced"))
+	t.Logf("states %v, %d leases fenced, redis-server started %d times", states, count(lines, "fenced"), f.redis.Starts())
 }

@@ -57,7 +57,11 @@ func storeConfig(url string) run.Config {
 
 func serve(ctx context.Context, role string) error {
 	log := slog.New(slog.DiscardHandler)
-	store, err := run.Open(ctx, storeConfig(os.Getenv(redisVar)))
+	var store *run.Store
+	err := insist(ctx, func() (err error) { // Redis may be on its way back
+		store, err = run.Open(ctx, storeConfig(os.Getenv(redisVar)))
+		return err
+	})
 	if err != nil {
 		return err
 	}
