@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build image demo serve test test-python test-kvm bench bench-kvm lint fuzz clean doctor
+.PHONY: help setup build image demo serve test test-python test-browser test-kvm bench bench-kvm lint fuzz clean doctor screenshots man
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,15 @@ test: ## run every check and test, on real machines and a real Redis
 
 test-python: ## test the Python client against a server of its own (a part of make test)
 	@scripts/test-python
+
+test-browser: ## test the pages in a browser (a part of make test; pictures in build/screens)
+	@scripts/test-browser
+
+screenshots: ## make the README's picture of the timeline from a real run
+	@scripts/screenshots
+
+man: build ## write the manual pages to build/man
+	@build/ephemeral man build/man
 
 test-kvm: ## test every hypervisor on real KVM, in an emulated machine where this host has none
 	@scripts/test-kvm

@@ -57,7 +57,7 @@ Every setting is an environment variable: "ephemeral config" lists them.`,
 		SilenceErrors: true,
 	}
 	cmd.AddCommand(serveCommand(), gatewayCommand(), nodeCommand(), runCommand(), runsCommand(), orgsCommand(), keysCommand(), connectionsCommand(),
-		poolCommand(), imageCommand(), doctorCommand(), configCommand())
+		poolCommand(), imageCommand(), doctorCommand(), configCommand(), manCommand())
 	return cmd
 }
 

@@ -185,8 +185,8 @@ func exitOf(r run.Run) int {
 }
 
 func runsCommand() *cobra.Command {
-	return group("runs", "Show, list, cancel and erase runs, download what they left, and verify their receipts", "",
-		runsShowCommand(), runsListCommand(), runsCancelCommand(), runsFilesCommand(), runsDownloadCommand(), runsDeleteCommand(),
+	return group("runs", "Show, list, watch, replay, cancel and erase runs, download what they left, and verify their receipts", "",
+		runsShowCommand(), runsListCommand(), runsWatchCommand(), runsReplayCommand(), runsCancelCommand(), runsFilesCommand(), runsDownloadCommand(), runsDeleteCommand(),
 		runsReceiptsCommand())
 }
 
@@ -196,6 +196,8 @@ func runsShowCommand() *cobra.Command {
 		Use:   "show RUN",
 		Short: "Show a run: its state, and once it has ended its timeline, result and money",
 		Args:  arguments,
+
+		ValidArgsFunction: completeRuns,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := openClient()
 			if err != nil {
@@ -251,8 +253,9 @@ func runsListCommand() *cobra.Command {
 				return err
 			}
 			return output.print(cmd, list, func(w io.Writer) {
+				p := paintOn(w)
 				for _, r := range list.Runs {
-					fmt.Fprintf(w, "%s  %-16s  %s  %s\n", r.ID, r.State, r.QueuedAt.Format(time.DateTime), r.Money.Charged)
+					fmt.Fprintf(w, "%s  %s  %s  %s\n", r.ID, p.event(run.EventType(r.State), fmt.Sprintf("%-16s", r.State)), r.QueuedAt.Format(time.DateTime), r.Money.Charged)
 				}
 				if list.NextCursor != "" {
 					fmt.Fprintf(w, "more with --cursor %s\n", list.NextCursor)
@@ -283,10 +286,13 @@ func parseTime(flag, s string) (time.Time, error) {
 }
 
 func runsCancelCommand() *cobra.Command {
-	return &cobra.Command{
+	var output outputFormat
+	cmd := &cobra.Command{
 		Use:   "cancel RUN",
 		Short: "End a run",
 		Args:  arguments,
+
+		ValidArgsFunction: completeRuns,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := openClient()
 			if err != nil {
@@ -296,8 +302,9 @@ func runsCancelCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			fmt.Fprintln(cmd.OutOrStdout(), r.State)
-			return nil
+			return output.print(cmd, r, func(w io.Writer) { fmt.Fprintln(w, r.State) })
 		},
 	}
+	output.flag(cmd)
+	return cmd
 }

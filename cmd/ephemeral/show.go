@@ -24,7 +24,10 @@ func printHead(w io.Writer, c client.Created) {
 // printEvent writes one line of the timeline: seconds since the run was queued, and what happened. What comes out of a
 // machine is shown with its control characters taken out, so that it cannot steer a terminal.
 func printEvent(w io.Writer, e run.Event) {
-	line := func(what, detail string) { fmt.Fprintf(w, "%8.3f  %-18s %s\n", e.At/1000, what, detail) }
+	p := paintOn(w)
+	line := func(what, detail string) {
+		fmt.Fprintf(w, "%s  %s %s\n", p.dim(fmt.Sprintf("%8.3f", e.At/1000)), p.event(e.Type, fmt.Sprintf("%-18s", what)), detail)
+	}
 	switch d := e.Data.(type) {
 	case run.QueuedData:
 		line("queued", fmt.Sprintf("budget %s reserved%s", d.Reserved, placeLine(d.Place)))
@@ -101,7 +104,7 @@ func modelLine(d run.ModelData) string {
 
 // printEnd writes result, money and where the time went.
 func printEnd(w io.Writer, r run.Run) {
-	fmt.Fprintf(w, "\n%s\n", r.State)
+	fmt.Fprintf(w, "\n%s\n", paintOn(w).event(run.EventType(r.State), string(r.State)))
 	if r.Error != nil {
 		fmt.Fprintf(w, "%s: %s\n", r.Error.Code, visible(r.Error.Detail))
 	}

@@ -132,7 +132,7 @@ var literal = regexp.MustCompile("'((?:[^'\\\\\n]|\\\\.)*)'|`((?:[^`\\\\]|\\\\.)
 // be code. snippets.js holds programs.
 func TestProgramsHaveNoTextOfTheirOwn(t *testing.T) {
 	sentence := regexp.MustCompile(`\pL{2,} \pL{2,}|^\p{Lu}\p{Ll}+[ .!?:…]|^\p{Lu}\p{Ll}{3,}$`)
-	code := regexp.MustCompile(`^(Authorization|Accept|Content-Type|Bearer |Infinity|Last-Event-ID|Idempotency-Key|no request|segmented small|quiet (copy|danger|button)|card (.*)|link .*|run-line run-sub|hint split-costs|exit bad|end (good|bad)|model bad|call bad|machine warn|noopener noreferrer nofollow|GET|POST|PUT|DELETE|KVM|run-page)`)
+	code := regexp.MustCompile(`^(Authorization|Accept|Content-Type|Bearer |Infinity|Last-Event-ID|Idempotency-Key|no request|segmented small|quiet (copy|danger|button)|card (.*)|link .*|run-line run-sub|hint split-costs|exit bad|end (good|bad)|model bad|call bad|machine (warn|bad)|noopener noreferrer nofollow|GET|POST|PUT|DELETE|KVM|run-page)`)
 	inserted := regexp.MustCompile(`\$\{[^}]*\}`)
 	comment := regexp.MustCompile(`(?m)(^|[^:'"])//.*$|/\*.*?\*/`)
 	err := fs.WalkDir(files, "assets/js", func(p string, _ fs.DirEntry, err error) error {

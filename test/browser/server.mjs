@@ -22,7 +22,7 @@ async function freePort() {
   return port;
 }
 
-// startServer returns a server that is ready. Templates are kept in EPHEMERAL_TEST_TEMPLATES if that is set.
+// startServer returns a server that is ready.
 export async function startServer(settings = {}) {
   const data = await mkdtemp(join(tmpdir(), 'eph-browser-'));
   await chmod(data, 0o711); // machines run as other users, who have to pass through

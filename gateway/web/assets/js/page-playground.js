@@ -93,8 +93,7 @@ async function recorded() {
   const answer = await fetch(new URL('recorded.json', assets));
   if (!answer.ok || getKey() !== '') return;
   const { run, events } = await answer.json();
-  view = new RunView(root, { onProblem: problem });
-  root.prepend(h('p', { class: 'note' }, t('play.recorded', { date: date(run.queued_at) })));
+  view = new RunView(root, { onProblem: problem, before: [h('p', { class: 'note' }, t('play.recorded', { date: date(run.queued_at) }))] });
   view.openRecorded(run, events);
 }
 

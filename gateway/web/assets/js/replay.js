@@ -20,12 +20,18 @@ export class Replay {
     this.time = h('output', { class: 'replay-time' });
     this.choices = [...speeds, Infinity].map((speed) => {
       const name = speed === Infinity ? t('replay.once') : t('replay.speed', { speed });
-      return h('label', {}, h('input', { type: 'radio', name: 'speed', value: String(speed), checked: speed === Infinity, on: { change: () => this.setSpeed(speed) } }), h('span', {}, name));
+      return h('label', {}, h('input', { type: 'radio', name: 'speed', value: String(speed), checked: speed === Infinity, on: { click: () => this.setSpeed(speed) } }), h('span', {}, name));
     });
     this.node = h('div', { class: 'replay', role: 'group', 'aria-label': t('replay.label') }, this.play,
       h('div', { class: 'replay-track' }, this.place), this.time,
       h('fieldset', { class: 'segmented small' }, h('legend', { class: 'sr' }, t('replay.speeds')), this.choices));
     this.#draw();
+  }
+
+  // setEnabled says whether there is something to replay; the row keeps its place either way.
+  setEnabled(on) {
+    for (const control of this.node.querySelectorAll('button, input')) control.disabled = !on;
+    this.node.classList.toggle('idle', !on);
   }
 
   // load makes a run of that length playable; it is shown whole at first.

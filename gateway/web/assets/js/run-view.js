@@ -1,6 +1,6 @@
 // One run: its head, costs, times, and timeline; live, or ended and replayable.
 
-import { call } from './api.js';
+import { call, download } from './api.js';
 import { copyButton, h } from './dom.js';
 import { date, duration, has, money, percent, t } from './i18n.js';
 import { markdown } from './markdown.js';
@@ -10,7 +10,7 @@ import { Timeline } from './timeline.js';
 import { output, visible } from './visible.js';
 
 export const terminal = (state) => ['succeeded', 'failed', 'cancelled', 'timed_out', 'budget_exhausted'].includes(state);
-const stages = ['queue', 'claim', 'resume', 'prepare', 'files', 'worker', 'destroy', 'settle'];
+const stages = ['queue', 'claim', 'resume', 'prepare', 'files', 'worker', 'collect', 'destroy', 'settle'];
 const refresh = 1000; // of the costs while the run is going, in milliseconds
 
 // RunView fills root with one run at a time. source says where it is read: {run, events, key, owner, link}; see ownRun.
@@ -19,13 +19,15 @@ export class RunView {
   #record = null;
   #events = [];
 
-  constructor(root, { onEnd = () => {}, onProblem }) {
+  constructor(root, { onEnd = () => {}, onProblem, before = [] }) {
+    this.before = before; // what stands above the run
     this.onEnd = onEnd;
     this.onProblem = onProblem;
-    this.timeline = new Timeline((end) => this.#result(end));
+    this.timeline = new Timeline({ result: (end) => this.#result(end), download: (path) => this.source.download?.(path) });
     this.replay = new Replay((ms) => this.#showAt(ms));
     this.#build();
-    root.replaceChildren(this.node);
+    this.isolation.className = 'two-lines';
+    this.root = root;
     const beside = matchMedia('(min-width: 1060px)');
     const place = () => { this.facts.open = beside.matches && root.classList.contains('run-page'); };
     place();
@@ -44,7 +46,7 @@ export class RunView {
     this.link = h('span', { class: 'link', role: 'status' });
     this.actions = h('div', { class: 'actions' });
     this.say = h('p', { class: 'sr', role: 'status' });
-    this.replay.node.hidden = true;
+    this.replay.setEnabled(false);
     this.stageBar = h('div', { class: 'stage-bar', 'aria-hidden': 'true' });
     this.stageList = h('dl', { class: 'stages' }, stages.flatMap((name) => [h('dt', { data: { stage: name } }, t(`stage.${name}`)), h('dd', {}, '–')]));
     this.node = h('article', { class: 'run' },
@@ -57,7 +59,7 @@ export class RunView {
         h('section', {}, h('h2', {}, t('run.times')), this.stageBar, this.stageList),
         h('section', {}, h('h2', {}, t('run.machine')), h('dl', { class: 'costs' }, ['machine', 'isolation', 'dropped', 'queued_at'].map(cell))))),
       h('section', { class: 'card run-log' },
-        h('div', { class: 'run-tools' }, h('h2', {}, t('timeline.label')), this.link, this.replay.node, this.actions), this.timeline.list));
+        h('div', { class: 'run-tools' }, h('h2', {}, t('timeline.label')), this.link, this.actions), this.replay.node, this.timeline.list));
   }
 
   close() { this.#stop.abort(); this.replay.stop(); }
@@ -70,7 +72,7 @@ export class RunView {
     this.source = source;
     this.timeline.clear();
     this.#events = [];
-    this.replay.node.hidden = true;
+    this.replay.setEnabled(false);
     this.link.textContent = '';
     try {
       this.#take(await source.run(signal));
@@ -90,8 +92,11 @@ export class RunView {
   }
 
   async #whole(signal) {
-    const { events } = await call('GET', this.source.events, { key: this.source.key, signal });
-    for (const event of events) this.#push(event);
+    for (let after = 0; after !== undefined;) {
+      const page = await call('GET', `${this.source.events}?after=${after}`, { key: this.source.key, signal });
+      for (const event of page.events) this.#push(event);
+      after = page.next_after;
+    }
     this.#ended();
   }
 
@@ -148,13 +153,14 @@ export class RunView {
     this.link.textContent = '';
     this.link.className = 'link';
     this.replay.load(this.timeline.end);
-    this.replay.node.hidden = false;
+    this.replay.setEnabled(true);
     this.#actions();
     this.onEnd(this.#record);
   }
 
   // take shows the record.
   #take(record) {
+    if (!this.node.isConnected) this.root.replaceChildren(...this.before, this.node); // whole from the start: nothing moves later
     const before = this.#record?.id === record.id ? this.#record : null;
     this.#record = record;
     if (before?.state !== record.state) {
@@ -200,9 +206,10 @@ export class RunView {
       part.style.setProperty('flex-grow', String(s.ms / sum));
       return part;
     }));
-    this.stageList.replaceChildren(...list.flatMap((s) => [
+    const missing = stages.filter((name) => !list.some((s) => s.name === name)).map((name) => ({ name, ms: null }));
+    this.stageList.replaceChildren(...[...list, ...missing].flatMap((s) => [
       h('dt', { data: { stage: s.name } }, has(`stage.${s.name}`) ? t(`stage.${s.name}`) : visible(s.name)),
-      h('dd', {}, duration(s.ms), h('span', { class: 'hint' }, ` ${percent(s.ms / sum)}`))]));
+      s.ms === null ? h('dd', {}, '–') : h('dd', {}, duration(s.ms), h('span', { class: 'hint' }, ` ${percent(s.ms / sum)}`))]));
   }
 
   // showAt shows the run as it was ms after it was queued.
@@ -242,5 +249,11 @@ export class RunView {
 // ownRun is the source of a run of the key's organisation.
 export function ownRun(id, key, actions) {
   const path = `/v1/runs/${encodeURIComponent(id)}`;
-  return { run: (signal) => call('GET', path, { key, signal }), events: `${path}/events`, key, actions };
+  return {
+    run: (signal) => call('GET', path, { key, signal }),
+    events: `${path}/events`,
+    key,
+    actions,
+    download: (name) => download(`${path}/files/${name.split('/').map(encodeURIComponent).join('/')}`, name.split('/').at(-1), key),
+  };
 }

@@ -80,7 +80,7 @@ export class Snippets {
   #kind = kinds[0];
 
   constructor(root) {
-    this.code = h('pre', { class: 'snippet', tabindex: '0', dir: 'ltr', translate: 'no', role: 'region', 'aria-label': t('play.code') });
+    this.code = h('pre', { class: 'snippet', tabindex: '0', dir: 'ltr', translate: 'no', role: 'group', 'aria-label': t('play.code') });
     const choices = kinds.map((kind, i) => h('label', {}, h('input', { type: 'radio', name: 'snippet', value: kind[0], checked: i === 0, on: { change: () => { this.#kind = kind; this.#draw(); } } }), h('span', { translate: 'no' }, kind[1])));
     root.replaceChildren(h('div', { class: 'snippet-head' }, h('fieldset', { class: 'segmented small' }, h('legend', { class: 'sr' }, t('play.code')), choices),
       copyButton(t('word.copy'), t('word.copied'), () => this.code.textContent)), this.code);

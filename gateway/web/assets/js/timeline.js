@@ -15,9 +15,10 @@ export class Timeline {
   #limit = Infinity; // milliseconds; rows later than this are hidden
   #last = 0;
 
-  constructor(result) {
+  // result makes the element for the event that ends a run; download saves a file that the run left, where that may be.
+  constructor(context) {
     this.list = h('ol', { class: 'timeline', 'aria-label': t('timeline.label') });
-    this.result = result; // makes the result's element from the event that ends a run
+    this.context = context;
     this.onChange = () => {};
   }
 
@@ -46,7 +47,7 @@ export class Timeline {
     const nodes = document.createDocumentFragment();
     const following = atBottom();
     for (const event of this.#waiting.splice(0, batch)) {
-      const node = row(event, this.result);
+      const node = row(event, this.context);
       node.hidden = event.at_ms > this.#limit;
       if (!node.hidden) this.#shown++;
       this.#rows.push({ node, at: event.at_ms });
@@ -88,9 +89,9 @@ function atBottom() {
 const meta = (...parts) => h('span', { class: 'meta' }, parts.filter(Boolean).map((p) => h('span', {}, p)));
 
 // row makes the row of one event.
-function row(event, result) {
+function row(event, context) {
   const known = describe[event.type] ?? (ends.has(event.type) ? describeEnd : describeUnknown);
-  const { tone, content, extra } = known(event.data ?? {}, event, result);
+  const { tone, content, extra } = known(event.data ?? {}, event, context);
   const kind = has(`event.${event.type}`) ? t(`event.${event.type}`) : h('code', {}, visible(event.type.slice(0, 64)));
   return h('li', { class: `event ${tone ?? ''}`, data: { type: event.type, seq: event.seq } },
     h('time', { class: 'at', title: t('timeline.since', { time: duration(event.at_ms) }) }, clock(event.at_ms)),
@@ -108,19 +109,20 @@ const ends = new Set(['succeeded', 'failed', 'cancelled', 'timed_out', 'budget_e
 const onOff = (on) => t(on ? 'word.on' : 'word.off');
 
 const describe = {
-  queued: (d) => ({ content: h('span', {}, t('timeline.reserved', { money: money(d.reserved_micros) })) }),
+  queued: (d) => ({ content: [h('span', {}, t('timeline.reserved', { money: money(d.reserved_micros) })), meta(d.position > 0 && t('timeline.place', { position: number(d.position) }), d.estimated_wait_ms > 0 && t('timeline.wait', { time: duration(d.estimated_wait_ms) }))] }),
   'microvm.ready': (d) => ({ tone: 'machine', content: [meta(h('code', { translate: 'no' }, visible(d.machine ?? '')), d.isolation === 'emulated' && t('run.emulated'), d.isolation === 'kvm' && 'KVM')] }),
   'worker.started': (d) => ({ tone: 'machine', content: meta(t('timeline.shell', { state: onOff(d.shell) }), t('timeline.web', { state: onOff(d.web) })) }),
   model: (d) => ({
     tone: d.error ? 'model bad' : 'model',
-    content: [h('code', { translate: 'no' }, visible(d.model ?? '')), meta(t('timeline.tokens', { input: number(d.input_tokens), output: number(d.output_tokens) }), duration(d.duration_ms), money(d.charged_micros), d.estimated && t('timeline.estimated'))],
+    content: [h('code', { translate: 'no' }, visible(d.model ?? '')), meta(t('timeline.tokens', { input: number(d.input_tokens), output: number(d.output_tokens) }), duration(d.duration_ms), money(d.charged_micros), d.estimated && t('timeline.estimated'), d.receipt && t('timeline.signed'))],
     extra: d.error && h('p', { class: 'fault' }, visible(d.error)),
   }),
   shell: shellRow,
   web: callRow,
   connection: callRow,
-  'broker.refused': (d) => ({ tone: 'warn', content: h('span', {}, `${d.code} (${d.count})`) }),
+  files: filesRow,
   'budget.warning': (d) => ({ tone: 'warn', content: h('span', {}, t('timeline.warning', { charged: money(d.charged_micros), reserved: money(d.reserved_micros) })) }),
+  'broker.refused': (d) => ({ tone: 'call bad', content: [h('code', { translate: 'no' }, visible(d.code ?? '')), meta(t('timeline.times', { n: d.count ?? 1 }))] }),
   'microvm.destroyed': (d) => ({
     tone: d.dropped_packets > 0 ? 'machine warn' : 'machine',
     content: h('span', { class: d.dropped_packets > 0 ? 'dropped' : 'hint' }, d.dropped_packets > 0 ? t('timeline.dropped', { n: d.dropped_packets, size: bytes(d.dropped_bytes) }) : t('timeline.nothing')),
@@ -140,7 +142,7 @@ function shellRow(d) {
   return {
     tone: 'shell',
     extra: details(summary, () => [
-      command && h('pre', { class: 'output', dir: 'ltr', tabindex: '0', role: 'region', 'aria-label': t('timeline.command'), translate: 'no' }, '$ ', visible(command)),
+      command && h('pre', { class: 'output', dir: 'ltr', tabindex: '0', role: 'group', 'aria-label': t('timeline.command'), translate: 'no' }, '$ ', visible(command)),
       d.output ? output({ content: d.output, ...d }, t('timeline.output')) : h('p', { class: 'hint' }, d.bytes > 0 ? t('timeline.unkept') : t('timeline.silent')),
     ]),
   };
@@ -150,12 +152,36 @@ function callRow(d) {
   const bad = Boolean(d.error) || d.status >= 400 || d.status === 0;
   return {
     tone: bad ? 'call bad' : 'call',
-    content: [h('code', { dir: 'ltr', translate: 'no' }, visible(`${d.method ?? ''} ${d.target ?? ''}`.trim())), meta(d.status > 0 && h('span', { class: bad ? 'exit bad' : 'exit' }, String(d.status)), bytes(d.bytes), duration(d.duration_ms), d.charged_micros > 0 && money(d.charged_micros))],
+    content: [h('code', { dir: 'ltr', translate: 'no' }, visible(`${d.method ?? ''} ${d.target ?? ''}`.trim())), meta(d.status > 0 && h('span', { class: bad ? 'exit bad' : 'exit' }, String(d.status)), bytes(d.bytes), duration(d.duration_ms), d.charged_micros > 0 && money(d.charged_micros), d.receipt && t('timeline.signed'))],
     extra: d.error && h('p', { class: 'fault' }, visible(d.error)),
   };
 }
 
-function describeEnd(d, event, result) {
+// filesRow lists what the run left in out/.
+function filesRow(d, event, { download }) {
+  const names = d.names ?? [];
+  const list = () => h('ul', { class: 'files' }, names.map((file) => h('li', {}, h('code', { dir: 'ltr', translate: 'no' }, visible(file.path)), h('span', { class: 'hint' }, bytes(file.size)),
+    download && h('button', { type: 'button', class: 'quiet', on: { click: (e) => save(e.target, () => download(file.path)) } }, t('files.download'), h('span', { class: 'sr' }, file.path)))));
+  const notes = [t('files.count', { n: d.count ?? 0, size: bytes(d.bytes ?? 0) }), d.skipped > 0 && t('files.skipped', { n: d.skipped }), d.truncated && t('files.truncated')];
+  return {
+    tone: d.error ? 'machine bad' : 'machine',
+    content: d.error ? h('span', { class: 'fault' }, t('files.failed')) : meta(...notes),
+    extra: names.length > 0 ? list() : null,
+  };
+}
+
+async function save(button, action) {
+  button.disabled = true;
+  try {
+    await action();
+  } catch (error) {
+    button.after(h('span', { class: 'error', role: 'alert' }, error.title ?? error.message));
+  } finally {
+    button.disabled = false;
+  }
+}
+
+function describeEnd(d, event, { result }) {
   return {
     tone: event.type === 'succeeded' ? 'end good' : 'end bad',
     content: meta(d.model_calls > 0 && t('timeline.calls', { n: d.model_calls }), d.model_calls > 0 && t('timeline.total', { n: d.tokens }), d.exit_code !== undefined && t('timeline.exit', { code: number(d.exit_code) })),

@@ -46,7 +46,7 @@ const firstLines = 400;
 export function output({ content = '', encoding, bytes: total = 0, truncated = false }, label) {
   const text = encoding === 'base64' ? decode(content) : content;
   const start = head(text);
-  const pre = h('pre', { class: 'output', dir: 'ltr', tabindex: '0', role: 'region', 'aria-label': label, translate: 'no' }, visible(start));
+  const pre = h('pre', { class: 'output', dir: 'ltr', tabindex: '0', role: 'group', 'aria-label': label, translate: 'no' }, visible(start));
   const box = h('div', { class: 'output-box' }, pre);
   if (start.length < text.length) {
     const more = h('button', { type: 'button', class: 'quiet', on: { click: () => { pre.replaceChildren(...visible(text)); more.remove(); pre.focus(); } } }, t('output.all', { size: bytes(new Blob([text]).size) }));
