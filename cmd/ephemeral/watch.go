@@ -20,7 +20,7 @@ func runsWatchCommand() *cobra.Command {
 		Short: "Follow a run from its beginning to its end",
 		Long: `Shows a run's timeline from its beginning, live as long as it goes on, then its result and money. It ends as "ephemeral
 run --wait" does. With --output json it prints the events, one JSON object a line.`,
-		Args:              cobra.ExactArgs(1),
+		Args:              arguments,
 		ValidArgsFunction: completeRuns,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := openClient()
@@ -47,7 +47,7 @@ func runsReplayCommand() *cobra.Command {
 		Long: `Plays an ended run's timeline again, each event at the time at which it happened, divided by --speed; 0 shows all at once.
 With --output json it prints the events, one JSON object a line.`,
 		Example: `  ephemeral runs replay run_0199c2f6a1b27c3d8e4f5a6b7c8d9e0f --speed 8`,
-		Args:    cobra.ExactArgs(1),
+		Args:    arguments,
 
 		ValidArgsFunction: completeRuns,
 		RunE: func(cmd *cobra.Command, args []string) error {
