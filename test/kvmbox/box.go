@@ -42,6 +42,8 @@ type box struct {
 	client  *guest.Client
 	dir     string
 	unlock  func() error
+	// hangLimit is how long an answer may take before the box counts as hung.
+	hangLimit time.Duration
 
 	closing sync.Once
 	closed  error
@@ -52,7 +54,7 @@ func openBox(ctx context.Context, o Options) (_ Place, err error) {
 	if err := os.MkdirAll(o.Dir, 0o755); err != nil {
 		return nil, fmt.Errorf("make directory of boxes: %w", err)
 	}
-	b := &box{}
+	b := &box{hangLimit: hangLimit}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, b.Close())
@@ -181,9 +183,15 @@ func (b *box) Run(ctx context.Context, c Command) (int, error) {
 	if c.Dir == "" {
 		c.Dir = "/"
 	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go b.watch(ctx, cancel)
 	exit, err := b.client.Exec(ctx, guest.Command{
 		Args: c.Args, Env: append([]string{"HOME=/root", "TMPDIR=/tmp"}, c.Env...), Cwd: c.Dir, User: "root", Warming: true, OutputLimit: outputLimit,
 	}, c.Stdout, c.Stderr)
+	if err != nil && errors.Is(context.Cause(ctx), ErrHung) {
+		return 0, b.explain(fmt.Errorf("run %s in the box: %w", c.Args[0], context.Cause(ctx)))
+	}
 	if err != nil && ctx.Err() != nil {
 		return 0, fmt.Errorf("run %s in the box: %w", c.Args[0], err) // not the box's doing
 	}
@@ -194,6 +202,36 @@ func (b *box) Run(ctx context.Context, c Command) (int, error) {
 		return 0, b.explain(fmt.Errorf("run %s in the box: %s: %s", c.Args[0], exit.Outcome, exit.Detail))
 	}
 	return exit.Code, nil
+}
+
+// ErrHung: the box does not answer any more. Emulated processors with machines of their own now and then stop for good: all
+// that is known of it is that nothing runs.
+var ErrHung = errors.New("the box hangs")
+
+const (
+	// hangCheck is the time between two questions whether a box lives.
+	hangCheck = 10 * time.Second
+	// hangLimit is long: on a busy host a box with many machines takes its time.
+	hangLimit = 2 * time.Minute
+)
+
+// watch asks the box whether it lives until ctx ends, and cancels with ErrHung when it does not.
+func (b *box) watch(ctx context.Context, cancel context.CancelCauseFunc) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(hangCheck):
+		}
+		asked, done := context.WithTimeout(ctx, b.hangLimit)
+		err := b.client.Ping(asked)
+		late := asked.Err() != nil && ctx.Err() == nil
+		done()
+		if late {
+			cancel(fmt.Errorf("%w: no answer in %v: %w", ErrHung, b.hangLimit, err))
+			return
+		}
+	}
 }
 
 func (b *box) ReadFile(ctx context.Context, path string, limit int64) ([]byte, error) {

@@ -126,6 +126,26 @@ func TestMachineOnKVM(t *testing.T) {
 	if !strings.Contains(out.String(), "--- PASS: TestMachineOnKVM") {
 		t.Error("the test has not run in the place")
 	}
+	if b, ok := place.(*box); ok {
+		t.Run("Hung", func(t *testing.T) { checkHung(t, b) })
+	}
+}
+
+// checkHung stops the box under a command. The box is of no more use.
+func checkHung(t *testing.T, b *box) {
+	b.hangLimit = time.Second
+	stats, err := b.machine.Stats()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Kill(stats.Pid, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if _, err := b.Run(ctx, Command{Args: []string{"sleep", "1000"}}); !errors.Is(err, ErrHung) {
+		t.Errorf("the box stopped: %v", err)
+	}
 }
 
 // machineOnKVM is the part that runs in the place.

@@ -42,6 +42,8 @@ type Record struct {
 	Run json.RawMessage `json:"run"`
 	// RunError says why there is no run, or what is wrong with it.
 	RunError string `json:"run_error,omitempty"`
+	// BoxHangs is how often a box stopped, and what ran in it was begun anew in another.
+	BoxHangs int `json:"box_hangs"`
 }
 
 // Passed tells whether nothing failed. What was left out, having no program to test, is no failure.
@@ -65,6 +67,9 @@ func (r *Record) Summarise(w io.Writer) {
 		for _, reason := range c.Reasons {
 			fmt.Fprintf(w, "  %s\n", reason)
 		}
+	}
+	if r.BoxHangs > 0 {
+		fmt.Fprintf(w, "%d boxes stopped, and what ran in them was begun anew\n", r.BoxHangs)
 	}
 	var run struct{ State, Isolation string }
 	switch err := json.Unmarshal(r.Run, &run); {
@@ -158,14 +163,26 @@ func (s *Suite) recordRun(ctx context.Context, carry map[string]string, r *Recor
 	}
 }
 
-// inPlace opens a place, which nothing that ran before can have spoiled, for f.
+// maxHangs is how many boxes may stop before a part is given up.
+const maxHangs = 2
+
+// inPlace opens a place, which nothing that ran before can have spoiled, for f. Should it be a box that stops, f is called
+// anew with another.
 func (s *Suite) inPlace(ctx context.Context, carry map[string]string, r *Record, f func(Place) error) error {
-	place, err := Open(ctx, Options{Dir: s.Dir, Root: s.Root, Carry: carry, Box: s.Box, Progress: s.Progress})
-	if err != nil {
-		return err
+	for hangs := 0; ; hangs++ {
+		place, err := Open(ctx, Options{Dir: s.Dir, Root: s.Root, Carry: carry, Box: s.Box, Progress: s.Progress})
+		if err != nil {
+			return err
+		}
+		r.Place = place.Describe()
+		err = errors.Join(f(place), place.Close())
+		if !errors.Is(err, ErrHung) || hangs == maxHangs {
+			return err
+		}
+		r.BoxHangs++
+		s.Progress(err.Error())
+		s.Progress("begin anew in another box")
 	}
-	r.Place = place.Describe()
-	return errors.Join(f(place), place.Close())
 }
 
 // findCloudHypervisor says why there is none.
