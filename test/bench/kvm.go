@@ -90,7 +90,7 @@ func kvmMachines(ctx context.Context, o options, data string) (rows []row, err e
 			return 0, err
 		}
 		refills, refillAnswers = append(refills, time.Since(began)), append(refillAnswers, first.at.Sub(began))
-		return 0, errors.Join(m.Close(), settle(ctx))
+		return 0, errors.Join(m.Close(), restocked(ctx, parts, template, s.Provision.Spares))
 	})
 	if err != nil {
 		return nil, err
@@ -106,6 +106,19 @@ func kvmMachines(ctx context.Context, o options, data string) (rows []row, err e
 	resumed := measured("vm.resume", "ms", resumes)
 	resumed.Baseline, resumed.mostRatio = "vm.answer", 0.1
 	return []row{measured("vm.answer", "ms", answers), measured("vm.restore", "ms", restores), answer, refill, resumed}, nil
+}
+
+// restocked waits until as many empty processes are in hand as are to be, so that neither side pays for their launch.
+func restocked(ctx context.Context, parts *provision.Provisioner, t vmm.Template, spares int) error {
+	for deadline := time.Now().Add(time.Minute); parts.Spares(t) < spares; {
+		if time.Now().After(deadline) {
+			return errors.New("no spare is launched")
+		}
+		if err := settle(ctx); err != nil {
+			return err
+		}
+	}
+	return settle(ctx)
 }
 
 // settle lets what goes on in the background come to its end.
