@@ -24,9 +24,13 @@ var errSilent = errors.New("the event stream is silent")
 // reconnects where a connection breaks and ends after the run's last event. The last pair may have an error: a
 // *Problem, ctx's error, or that the server was away for too long.
 func (c *Client) Events(ctx context.Context, id run.ID, after int64) iter.Seq2[run.Event, error] {
+	return c.events(ctx, runPath(id)+"/events", string(id), after)
+}
+
+func (c *Client) events(ctx context.Context, path, what string, after int64) iter.Seq2[run.Event, error] {
 	return func(yield func(run.Event, error) bool) {
 		b := c.newBackoff()
-		f := &follower{client: c, id: id, last: after, answered: b.answered, yield: func(e run.Event) bool {
+		f := &follower{client: c, path: path, last: after, answered: b.answered, yield: func(e run.Event) bool {
 			b.achieved()
 			return yield(e, nil)
 		}}
@@ -41,7 +45,7 @@ func (c *Client) Events(ctx context.Context, id run.ID, after int64) iter.Seq2[r
 			if ctx.Err() != nil {
 				err = context.Cause(ctx)
 			}
-			yield(run.Event{}, fmt.Errorf("events of %s: %w", id, err))
+			yield(run.Event{}, fmt.Errorf("events of %s: %w", what, err))
 			return
 		}
 	}
@@ -50,7 +54,7 @@ func (c *Client) Events(ctx context.Context, id run.ID, after int64) iter.Seq2[r
 // follower follows one run through any number of connections.
 type follower struct {
 	client   *Client
-	id       run.ID
+	path     string
 	last     int64 // number of the last event that was yielded
 	answered func()
 	yield    func(run.Event) bool
@@ -67,7 +71,7 @@ func (f *follower) follow(ctx context.Context) error {
 	if f.last > 0 {
 		header["Last-Event-ID"] = strconv.FormatInt(f.last, 10)
 	}
-	req, err := f.client.newRequest(ctx, request{method: http.MethodGet, path: runPath(f.id) + "/events", header: header})
+	req, err := f.client.newRequest(ctx, request{method: http.MethodGet, path: f.path, header: header})
 	if err != nil {
 		return err
 	}
