@@ -248,7 +248,7 @@ func TestOperatorsSeePools(t *testing.T) {
 		t.Errorf("%v\n%s", err, out)
 	}
 	out, err = o.ephemeral("pool", "show", "base-1x512")
-	for _, want := range []string{"revision 1", "scale-to 0.01", "max-age 30m0s", "resized: An operator wants", "circuit"} {
+	for _, want := range []string{"revision 1", "scale-to 0.01", "max-age 30m0s", "resized: To keep", "circuit"} {
 		if err != nil || !strings.Contains(out, want) {
 			t.Errorf("%q is missing: %v\n%s", want, err, out)
 		}

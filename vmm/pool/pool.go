@@ -189,7 +189,7 @@ func (p *Pool[M]) Resize(cfg Config) error {
 	}
 	p.mu.Lock()
 	p.policy.configure(cfg, p.clock.Now())
-	p.policy.journal.note(p.clock.Now(), "resized", fmt.Sprintf("An operator wants %d to %d ready of at most %d machines, %d made at once.",
+	p.policy.journal.note(p.clock.Now(), "resized", fmt.Sprintf("To keep %d to %d ready of at most %d machines, %d made at once.",
 		cfg.MinReady, cfg.MaxReady, cfg.MaxMachines, cfg.RefillConcurrency))
 	p.mu.Unlock()
 	p.wake()

@@ -31,6 +31,8 @@ type Bare struct {
 	NIC    *vmm.NIC // with File; nil: none, as the template must have been made
 	// Private opens a template's memory read-only, which QEMU can from 8.2 on and has to where root may not write to it.
 	Private bool
+	// Watch looks at the process once the agent has run a command; nil: nobody does.
+	Watch func(pid int) error
 }
 
 // ColdBoot boots the image.
@@ -122,7 +124,7 @@ func (b Bare) run(ctx context.Context, state *os.File, commands string, extra []
 		files = append(files, b.NIC.File)
 	}
 	begin := time.Now()
-	ctx, end, err := launchBare(ctx, b.args(extra), files)
+	ctx, pid, end, err := launchBare(ctx, b.args(extra), files)
 	_ = monitorGuest.Close()
 	_ = lineGuest.Close()
 	if err != nil {
@@ -136,16 +138,20 @@ func (b Bare) run(ctx context.Context, state *os.File, commands string, extra []
 			return times, err
 		}
 	}
-	return b.measure(ctx, line, begin)
+	times, err = b.measure(ctx, line, begin)
+	if err == nil && b.Watch != nil {
+		err = b.Watch(pid)
+	}
+	return times, err
 }
 
 // launchBare starts a program whose end is the end of the context it returns. end kills it, waits, and adds its last words
 // to an error.
-func launchBare(ctx context.Context, args []string, files []*os.File) (_ context.Context, end func(error) error, err error) {
+func launchBare(ctx context.Context, args []string, files []*os.File) (_ context.Context, pid int, end func(error) error, err error) {
 	var words lastWords
 	process, err := new(Launcher).Launch(ctx, vmm.Command{Args: args, Files: files, Stderr: &words})
 	if err != nil {
-		return nil, nil, err
+		return nil, 0, nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	go func() {
@@ -155,7 +161,7 @@ func launchBare(ctx context.Context, args []string, files []*os.File) (_ context
 		case <-ctx.Done():
 		}
 	}()
-	return ctx, func(err error) error {
+	return ctx, process.Pid(), func(err error) error {
 		cancel()
 		err = errors.Join(err, process.Kill())
 		<-process.Done()

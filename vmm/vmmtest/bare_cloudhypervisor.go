@@ -41,7 +41,7 @@ func (b BareCloudHypervisor) Restore(ctx context.Context, t vmm.Template) (times
 		files = append(files, b.NIC.File)
 	}
 	begin := time.Now()
-	ctx, end, err := launchBare(ctx, []string{b.Program, "--api-socket", "path=" + filepath.Join(dir, "api"), "--restore", restore}, files)
+	ctx, _, end, err := launchBare(ctx, []string{b.Program, "--api-socket", "path=" + filepath.Join(dir, "api"), "--restore", restore}, files)
 	if err != nil {
 		return times, fmt.Errorf("bare restore: %w", err)
 	}
