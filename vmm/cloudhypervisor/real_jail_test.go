@@ -51,9 +51,12 @@ func TestRealUnprivileged(t *testing.T) {
 			t.Errorf("left: %+v", residue)
 		}
 	})
-	source := p.Source(vmmtest.Image(t), provision.Config{MemoryMiB: 384, VCPUs: 1}.Shape(), func(line string) { t.Log(line) })
+	tmpl, err := p.Template(ctx, vmmtest.Image(t), provision.Config{MemoryMiB: 384, VCPUs: 1}.Shape(), func(line string) { t.Log(line) })
+	if err != nil {
+		t.Fatal(err)
+	}
 	for i := range 3 {
-		m, err := source.Create(ctx)
+		m, err := p.Create(ctx, tmpl)
 		if err != nil {
 			t.Fatal(err)
 		}

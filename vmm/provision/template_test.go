@@ -382,35 +382,3 @@ func TestLookingForUnusedTemplatesDoesNotDisturbThoseWhoUseThem(t *testing.T) {
 		t.Errorf("made anew %d times", n)
 	}
 }
-
-// A source goes on with a new template when the one in use turns out to be unusable.
-func TestSourceMakesAnotherTemplate(t *testing.T) {
-	s := newStage()
-	p, tmpl := made(t, s)
-	source := p.Source(tmpl.Image, tmpl.Shape, nil)
-	create := func(want error) {
-		t.Helper()
-		m, err := source.Create(t.Context())
-		if !errors.Is(err, want) {
-			t.Fatalf("created with %v, want %v", err, want)
-		}
-		if err == nil {
-			err = m.Close()
-		}
-		if want == nil && err != nil {
-			t.Fatal(err)
-		}
-	}
-	create(nil)
-	if n := s.count("boot"); n != 0 {
-		t.Errorf("a good template was made anew %d times", n)
-	}
-	s.fail["restore"] = vmm.ErrTemplate
-	create(vmm.ErrTemplate)
-	delete(s.fail, "restore")
-	create(nil)
-	create(nil)
-	if n := s.count("boot"); n != 1 {
-		t.Errorf("made anew %d times, want once", n)
-	}
-}
