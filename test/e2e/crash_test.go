@@ -123,7 +123,7 @@ func eventually(t *testing.T, limit time.Duration, what string, holds func() boo
 // TestNodeReconcile kills a server with a machine at work, and has the command remove what is left; while the server runs
 // it is refused.
 func TestNodeReconcile(t *testing.T) {
-	s := startOwn(t, "EPHEMERAL_POOL_MAX_MACHINES=1")
+	s := startOwn(t, "EPHEMERAL_POOL_MAX_MACHINES=2")
 	n := s.tenant(t, 1_000_000)
 	if out, errs, err := s.cli(t.Context(), nil, "node", "reconcile"); err == nil || !strings.Contains(errs, "the node runs") {
 		t.Errorf("while it runs: %v\n%s%s", err, out, errs)
@@ -136,7 +136,7 @@ func TestNodeReconcile(t *testing.T) {
 	s.kill()
 	var done struct{ Removed, Left provision.Residue }
 	s.json(t, &done, "node", "reconcile")
-	if done.Removed.Namespaces != 1 || done.Removed.Dirs != 1 || done.Left.Total() != 0 {
+	if done.Removed.Namespaces != 1 || done.Removed.Dirs < 1 || done.Left.Total() != 0 {
 		t.Errorf("%+v", done)
 	}
 	done.Removed = provision.Residue{}
