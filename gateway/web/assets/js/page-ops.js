@@ -1,1 +1,121 @@
-export {};
+// /ops: the pools of machines, as operators see and size them.
+
+import { account } from './account.js';
+import { call, Problem } from './api.js';
+import { $, h } from './dom.js';
+import { date, duration, has, number, percent, t } from './i18n.js';
+import { visible } from './visible.js';
+
+const every = 2000; // milliseconds between two looks
+const kept = 150; // looks that the history shows: five minutes
+const root = $('ops');
+const sizes = ['min_ready', 'max_ready', 'max_machines'];
+const shown = new Map(); // by pool
+let timer = null;
+
+const svg = (tag, properties) => {
+  const node = document.createElementNS('http://www.w3.org/2000/svg', tag);
+  for (const [name, value] of Object.entries(properties)) node.setAttribute(name, value);
+  return node;
+};
+
+// PoolCard is one pool: gauges, history, nodes, and its size.
+class PoolCard {
+  #history = [];
+
+  constructor(name) {
+    this.name = name;
+    this.gauges = h('dl', { class: 'gauges' });
+    this.chart = svg('svg', { viewBox: '0 0 300 60', preserveAspectRatio: 'none', class: 'history', role: 'img', 'aria-label': t('ops.history') });
+    this.nodes = h('tbody');
+    this.decisions = h('ul', { class: 'decisions' });
+    this.fault = h('p', { class: 'error', role: 'alert' });
+    this.said = h('span', { class: 'hint', role: 'status' });
+    this.inputs = Object.fromEntries(sizes.map((size) => [size, h('input', { type: 'number', min: '0', max: '100000', class: 'number', id: `${name}-${size}` })]));
+    this.form = h('form', { class: 'resize', novalidate: true, on: { submit: (e) => { e.preventDefault(); this.#resize(); } } },
+      sizes.map((size) => h('div', {}, h('label', { for: `${name}-${size}` }, t(`ops.${size}`)), this.inputs[size])),
+      h('button', { class: 'primary', type: 'submit' }, t('ops.resize')), this.said);
+    const head = ['node', 'state', 'ready', 'leased', 'refilling', 'waiting', 'target', 'misses', 'wait', 'longest', 'failures'];
+    this.node = h('section', { class: 'card pool', 'aria-label': name }, h('h2', {}, t('ops.pool'), ' ', h('code', { translate: 'no' }, visible(name))), this.gauges,
+      h('h3', {}, t('ops.history')), this.chart, h('p', { class: 'hint' }, t('ops.history.text')),
+      h('h3', {}, t('ops.size')), this.form, this.fault,
+      h('h3', {}, t('ops.nodes')), h('div', { class: 'table-box', tabindex: '0' }, h('table', { class: 'nodes' }, h('thead', {}, h('tr', {}, head.map((name) => h('th', { scope: 'col' }, t(`ops.${name}`))))), this.nodes)),
+      h('h3', {}, t('ops.decisions')), this.decisions);
+  }
+
+  update(pool) {
+    const first = this.pool === undefined;
+    this.pool = pool;
+    const sum = (name) => pool.nodes.reduce((total, n) => total + n[name], 0);
+    const claims = sum('claims_total');
+    const miss = claims > 0 ? sum('misses_total') / claims : 0;
+    const gauge = (name, value) => [h('dt', {}, t(`ops.${name}`)), h('dd', { data: { gauge: name } }, value)];
+    this.gauges.replaceChildren(...['ready', 'leased', 'refilling', 'waiting', 'target'].flatMap((name) => gauge(name, number(pool[name]))),
+      ...gauge('claims', number(claims)), ...gauge('misses', percent(miss)), ...gauge('wait', claims > 0 ? duration(1000 * sum('wait_seconds_total') / claims) : '–'));
+    this.#history.push(pool);
+    if (this.#history.length > kept) this.#history.shift();
+    this.#draw();
+    this.nodes.replaceChildren(...pool.nodes.map((n) => h('tr', {}, h('th', { scope: 'row' }, h('code', { translate: 'no' }, visible(n.node))),
+      h('td', {}, has(`ops.state.${n.state}`) ? t(`ops.state.${n.state}`) : visible(n.state), n.circuit !== 'closed' && h('span', { class: 'fault' }, ' ', visible(n.circuit_reason || n.circuit))),
+      ['ready', 'leased', 'refilling', 'waiting', 'target'].map((name) => h('td', {}, number(n[name]))),
+      h('td', {}, n.claims_total > 0 ? percent(n.misses_total / n.claims_total) : '–'), h('td', {}, n.claims_total > 0 ? duration(1000 * n.wait_seconds_total / n.claims_total) : '–'),
+      h('td', {}, duration(1000 * n.longest_wait_seconds)), h('td', {}, number(n.make_failures_total)))));
+    const decisions = pool.nodes.flatMap((n) => n.decisions).sort((a, b) => b.at.localeCompare(a.at)).slice(0, 6);
+    this.decisions.replaceChildren(...decisions.map((d) => h('li', { lang: 'en' }, h('span', { class: 'hint' }, date(d.at)), ' ', h('strong', {}, visible(d.what)), ' ', visible(d.reason))));
+    if (first) for (const size of sizes) this.inputs[size].value = String(pool.policy[size] ?? pool.nodes[0]?.settings[size] ?? '');
+  }
+
+  #draw() {
+    const most = Math.max(1, ...this.#history.flatMap((p) => [p.ready + p.leased, p.target]));
+    const path = (value) => this.#history.map((p, i) => `${i === 0 ? 'M' : 'L'}${(300 * i / (kept - 1)).toFixed(1)} ${(58 - 56 * value(p) / most).toFixed(1)}`).join('');
+    this.chart.replaceChildren(svg('path', { d: path((p) => p.target), class: 'target' }), svg('path', { d: path((p) => p.leased), class: 'leased' }), svg('path', { d: path((p) => p.ready), class: 'ready' }));
+  }
+
+  async #resize() {
+    this.fault.textContent = '';
+    this.said.textContent = '';
+    const { set_at: _, ...policy } = this.pool.policy;
+    for (const size of sizes) policy[size] = Number(this.inputs[size].value);
+    try {
+      this.update(await call('PUT', `/v1/pools/${encodeURIComponent(this.name)}`, { body: JSON.stringify(policy) }));
+      this.said.textContent = t('ops.resized');
+    } catch (error) {
+      if (!(error instanceof Problem)) throw error;
+      this.fault.replaceChildren(error.title, ...error.errors.map((e) => h('span', { lang: 'en' }, ` ${e.field}: ${e.detail}`)));
+    }
+  }
+}
+
+async function look() {
+  try {
+    const { pools } = await call('GET', '/v1/pools');
+    for (const pool of pools) {
+      if (!shown.has(pool.name)) {
+        shown.set(pool.name, new PoolCard(pool.name));
+        root.append(shown.get(pool.name).node);
+      }
+      shown.get(pool.name).update(pool);
+    }
+    $('ops-note').textContent = pools.length === 0 ? t('ops.none') : '';
+  } catch (error) {
+    if (!(error instanceof Problem)) throw error;
+    if ([401, 403].includes(error.status)) return operator.signedOut(error);
+    $('ops-note').textContent = error.title;
+  }
+}
+
+const operator = account({
+  check: async (key) => {
+    await call('GET', '/v1/pools', { key });
+    return t('ops.signed');
+  },
+  onKey: () => {
+    look();
+    timer = setInterval(() => { if (!document.hidden) look(); }, every);
+  },
+  onNone: () => {
+    clearInterval(timer);
+    shown.clear();
+    root.replaceChildren(h('p', { id: 'ops-note', class: 'hint', role: 'status' }));
+  },
+});

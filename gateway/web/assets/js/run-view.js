@@ -206,8 +206,8 @@ export class RunView {
       part.style.setProperty('flex-grow', String(s.ms / sum));
       return part;
     }));
-    const missing = stages.filter((name) => !list.some((s) => s.name === name)).map((name) => ({ name, ms: null }));
-    this.stageList.replaceChildren(...[...list, ...missing].flatMap((s) => [
+    const all = [...stages.map((name) => list.find((s) => s.name === name) ?? { name, ms: null }), ...list.filter((s) => !stages.includes(s.name))];
+    this.stageList.replaceChildren(...all.flatMap((s) => [
       h('dt', { data: { stage: s.name } }, has(`stage.${s.name}`) ? t(`stage.${s.name}`) : visible(s.name)),
       s.ms === null ? h('dd', {}, '–') : h('dd', {}, duration(s.ms), h('span', { class: 'hint' }, ` ${percent(s.ms / sum)}`))]));
   }
