@@ -1,40 +1,19 @@
 package gateway
 
 import (
-	"bytes"
-	"context"
-	"errors"
 	"io"
 	"net/http"
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/getkin/kin-openapi/openapi3"
-	"github.com/getkin/kin-openapi/openapi3filter"
-	"github.com/getkin/kin-openapi/routers"
-	"github.com/getkin/kin-openapi/routers/gorillamux"
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/ephemeral-run/ephemeral/gateway/api"
+	"github.com/ephemeral-run/ephemeral/gateway/apitest"
 )
-
-// description is the API's description and finds its operations.
-var description = sync.OnceValues(func() (*openapi3.T, error) {
-	doc, err := openapi3.NewLoader().LoadFromData(openAPI)
-	if err != nil {
-		return nil, err
-	}
-	return doc, doc.Validate(context.Background())
-})
-
-var operations = sync.OnceValues(func() (routers.Router, error) {
-	doc, err := description()
-	if err != nil {
-		return nil, err
-	}
-	return gorillamux.NewRouter(doc)
-})
 
 // described is a transport that holds every answer, and every request that was accepted, against the description.
 type described struct {
@@ -44,98 +23,14 @@ type described struct {
 
 // RoundTrip sends the request.
 func (d described) RoundTrip(req *http.Request) (*http.Response, error) {
-	var body []byte
-	if req.Body != nil {
-		b, err := io.ReadAll(req.Body)
-		if err != nil {
-			return nil, err
-		}
-		body = b
-		req = req.Clone(req.Context())
-		req.Body = io.NopCloser(bytes.NewReader(body))
-	}
-	resp, err := d.next.RoundTrip(req)
-	if err != nil {
-		return nil, err
-	}
-	if err := check(req, body, resp); err != nil {
-		d.t.Errorf("not as described: %s %s: %d: %v", req.Method, req.URL.Path, resp.StatusCode, err)
-	}
-	return resp, nil
+	return apitest.Transport{Next: d.next, Report: d.t.Errorf}.RoundTrip(req)
 }
-
-// check holds one exchange against the description.
-func check(req *http.Request, body []byte, resp *http.Response) error {
-	router, err := operations()
-	if err != nil {
-		return err
-	}
-	asked := req.Clone(context.Background())
-	asked.URL.Host, asked.URL.Scheme, asked.Host = "", "", ""
-	if asked.Method == http.MethodHead {
-		asked.Method = http.MethodGet
-	}
-	asked.Body = io.NopCloser(bytes.NewReader(body))
-	route, params, err := router.FindRoute(asked)
-	if err != nil {
-		if resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusMethodNotAllowed {
-			return nil
-		}
-		return err
-	}
-	options := &openapi3filter.Options{
-		AuthenticationFunc: openapi3filter.NoopAuthenticationFunc, IncludeResponseStatus: true, SkipSettingDefaults: true,
-		RejectWhenRequestBodyNotSpecified: true, ExcludeResponseBody: req.Method == http.MethodHead,
-	}
-	in := &openapi3filter.RequestValidationInput{Request: asked, PathParams: params, Route: route, Options: options}
-	if resp.StatusCode < 300 {
-		if err := openapi3filter.ValidateRequest(context.Background(), in); err != nil {
-			return errors.Join(errors.New("an accepted request"), err)
-		}
-	}
-	out := &openapi3filter.ResponseValidationInput{RequestValidationInput: in, Status: resp.StatusCode, Header: resp.Header, Options: options}
-	if ct := resp.Header.Get("Content-Type"); resp.StatusCode == http.StatusOK && (ct == mimeEventStream || ct == "application/yaml" || resp.Header.Get("Content-Disposition") != "") {
-		if resp.Header.Get("Content-Disposition") != "" {
-			ct = "*/*"
-		}
-		if route.Operation.Responses.Status(resp.StatusCode).Value.Content.Get(ct) == nil {
-			return errors.New("this content is not described: " + ct)
-		}
-		out.Options.ExcludeResponseBody = true
-		out.Body = http.NoBody
-		return openapi3filter.ValidateResponse(context.Background(), out)
-	}
-	answer, err := io.ReadAll(resp.Body)
-	resp.Body.Close()
-	resp.Body = &broken{Reader: bytes.NewReader(answer), err: err} // whoever reads on meets the same end
-	if err != nil {
-		return nil
-	}
-	out.SetBodyBytes(answer)
-	return openapi3filter.ValidateResponse(context.Background(), out)
-}
-
-// broken reads as its Reader and ends with err.
-type broken struct {
-	io.Reader
-	err error
-}
-
-func (b *broken) Read(p []byte) (int, error) {
-	n, err := b.Reader.Read(p)
-	if err == io.EOF && b.err != nil {
-		err = b.err
-	}
-	return n, err
-}
-
-func (b *broken) Close() error { return nil }
 
 // braced finds the names in a route's path.
 var braced = regexp.MustCompile(`:(\w+)`)
 
 func TestDescriptionHasTheRoutes(t *testing.T) {
-	doc, err := description()
+	doc, err := apitest.Document()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -160,7 +55,7 @@ func TestDescriptionHasTheRoutes(t *testing.T) {
 }
 
 func TestDescriptionHasTheCodes(t *testing.T) {
-	doc, err := description()
+	doc, err := apitest.Document()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -179,7 +74,7 @@ func TestDescriptionHasTheCodes(t *testing.T) {
 }
 
 func TestDescriptionHasTheLimits(t *testing.T) {
-	doc, err := description()
+	doc, err := apitest.Document()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -204,7 +99,7 @@ func TestDescriptionHasTheLimits(t *testing.T) {
 
 func TestDescriptionIsServed(t *testing.T) {
 	s := serve(t, Config{}, Deps{Store: &fakeStore{}})
-	if a := s.do(t, "GET", "/openapi.yaml", ""); a.StatusCode != 200 || a.body != string(openAPI) || a.Header.Get("Content-Type") != "application/yaml" {
+	if a := s.do(t, "GET", "/openapi.yaml", ""); a.StatusCode != 200 || a.body != string(api.Description) || a.Header.Get("Content-Type") != "application/yaml" {
 		t.Errorf("%d %v", a.StatusCode, a.Header)
 	}
 }
@@ -217,7 +112,7 @@ func TestCheckSeesDifferences(t *testing.T) {
 			t.Fatal(err)
 		}
 		req.Header.Set("Content-Type", "application/json")
-		return check(req, []byte(`{"prompt":"x"}`), &http.Response{StatusCode: status, Header: http.Header{"Content-Type": {contentType}, "X-Request-Id": {"x"}},
+		return apitest.Check(req, []byte(`{"prompt":"x"}`), &http.Response{StatusCode: status, Header: http.Header{"Content-Type": {contentType}, "X-Request-Id": {"x"}},
 			Body: io.NopCloser(strings.NewReader(answer))})
 	}
 	problem := `{"type":"about:x","title":"x","status":400,"detail":"x","code":"invalid_json","remediation":"x","request_id":"x"}`

@@ -1,18 +1,15 @@
 package gateway
 
 import (
-	_ "embed"
 	"net/http"
 
 	"github.com/gofiber/fiber/v2"
 	"github.com/gofiber/fiber/v2/middleware/adaptor"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/ephemeral-run/ephemeral/gateway/api"
 	"github.com/ephemeral-run/ephemeral/run"
 )
-
-//go:embed api/openapi.yaml
-var openAPI []byte
 
 // route is one operation.
 type route struct {
@@ -100,5 +97,5 @@ func withHead(routes []route) []route {
 // openAPI answers with the description of this API.
 func (s *Server) openAPI(c *fiber.Ctx) error {
 	c.Set(fiber.HeaderContentType, "application/yaml")
-	return c.Send(openAPI)
+	return c.Send(api.Description)
 }

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/ephemeral-run/ephemeral/client"
+	"github.com/ephemeral-run/ephemeral/gateway/apitest"
 	"github.com/ephemeral-run/ephemeral/run"
 	"github.com/ephemeral-run/ephemeral/vmm/jail"
 	"github.com/ephemeral-run/ephemeral/vmm/provision"
@@ -231,7 +232,7 @@ func (s *server) tenant(t *testing.T, credit run.Micros) *tenant {
 	}
 	var key client.NewKey
 	s.json(t, &key, "keys", "create", "--org", org.ID, "--name", "test")
-	c, err := client.New("http://"+s.listen, key.Secret)
+	c, err := client.New("http://"+s.listen, key.Secret, client.WithTransport(apitest.Transport{Next: http.DefaultTransport, Report: t.Errorf}))
 	if err != nil {
 		t.Fatal(err)
 	}
