@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build image demo serve test test-python test-browser test-kvm bench bench-kvm lint fuzz clean doctor screenshots man
+.PHONY: help setup build image demo serve test test-api test-python test-browser test-kvm bench bench-kvm lint fuzz clean doctor screenshots man
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ test: ## run every check and test, on real machines and a real Redis
 
 test-python: ## test the Python client against a server of its own (a part of make test)
 	@scripts/test-python
+
+test-api: ## fuzz the HTTP API of a live server from its description, and load it
+	@scripts/test-api
 
 test-browser: ## test the pages in a browser (a part of make test; pictures in build/screens)
 	@scripts/test-browser

@@ -130,4 +130,3 @@ func (b *broken) Read(p []byte) (int, error) {
 }
 
 func (b *broken) Close() error { return nil }
-

@@ -1,0 +1,117 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/ephemeral-run/ephemeral/client"
+)
+
+// fuzzTime bounds the fuzzing with one key.
+const fuzzTime = 2 * time.Minute
+
+// TestFuzzAPI lets schemathesis send what the description allows and what it does not, with a member's and an
+// administrator's key: no answer is a 5xx, and all are as described. scripts/test-api installs it and runs this.
+func TestFuzzAPI(t *testing.T) {
+	fuzzer := os.Getenv("EPHEMERAL_TEST_FUZZER")
+	if fuzzer == "" {
+		t.Skip("EPHEMERAL_TEST_FUZZER does not name schemathesis's program: make test-api")
+	}
+	description, err := filepath.Abs("../../gateway/api/openapi.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	examples := os.Getenv("EPHEMERAL_TEST_EXAMPLES")
+	if examples == "" {
+		examples = "10"
+	}
+	m := shared.tenant(t, 1_000_000)
+	var admin client.NewKey
+	shared.json(t, &admin, "keys", "create", "--admin")
+	for role, key := range map[string]string{"member": m.key, "admin": admin.Secret} {
+		t.Run(role, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), fuzzTime+time.Minute)
+			defer cancel()
+			st := exec.CommandContext(ctx, fuzzer, "run", description, "--url", "http://"+shared.listen, "-H", "Authorization: Bearer "+key,
+				"--checks", "not_a_server_error,status_code_conformance,content_type_conformance,response_headers_conformance,response_schema_conformance",
+				"--request-timeout", "70", "--phases", "examples,coverage,fuzzing", "--max-time", fmt.Sprint(int(fuzzTime.Seconds())), "-n", examples, "--no-color", "--no-shrink")
+			st.Dir = t.TempDir()
+			out, err := st.CombinedOutput()
+			if err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+			if at := strings.Index(string(out), "SUMMARY"); at >= 0 {
+				t.Logf("%s", out[at:])
+			}
+		})
+	}
+}
+
+// TestTwiceTheLoad sends twice the requests that a key may make: each is answered, with 202 or 429, which names when to come
+// again, and what was accepted is there.
+func TestTwiceTheLoad(t *testing.T) {
+	if os.Getenv("EPHEMERAL_TEST_FUZZER") == "" {
+		t.Skip("part of make test-api")
+	}
+	const rate, seconds = 100, 10
+	s, err := start(filepath.Join(binaries.dir, "load"), "EPHEMERAL_RATE_LIMIT="+fmt.Sprint(rate), "EPHEMERAL_RATE_BURST="+fmt.Sprint(rate), "EPHEMERAL_QUEUE_LIMIT=500")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := s.stop(); err != nil {
+			t.Error(err)
+		}
+	}()
+	m := s.tenant(t, 1_000_000_000)
+	var sent sync.WaitGroup
+	var accepted, refused atomic.Int64
+	tick := time.NewTicker(time.Second / (2 * rate))
+	defer tick.Stop()
+	for range 2 * rate * seconds {
+		<-tick.C
+		sent.Go(func() {
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+s.listen+"/v1/runs", strings.NewReader(`{"command":"true"}`))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			req.Header.Set("Authorization", "Bearer "+m.key)
+			req.Header.Set("Content-Type", "application/json")
+			resp, err := http.DefaultClient.Do(req)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer resp.Body.Close()
+			_, _ = io.Copy(io.Discard, resp.Body) // the status is what counts
+			switch {
+			case resp.StatusCode == http.StatusAccepted:
+				accepted.Add(1)
+			case (resp.StatusCode == http.StatusTooManyRequests || resp.StatusCode == http.StatusServiceUnavailable) && resp.Header.Get("Retry-After") != "":
+				refused.Add(1)
+			default:
+				t.Errorf("status %d, Retry-After %q", resp.StatusCode, resp.Header.Get("Retry-After"))
+			}
+		})
+	}
+	sent.Wait()
+	t.Logf("%d accepted, %d told to come again", accepted.Load(), refused.Load())
+	if accepted.Load() == 0 || refused.Load() == 0 {
+		t.Errorf("%d accepted, %d told to come again", accepted.Load(), refused.Load())
+	}
+	a, err := m.Account(t.Context())
+	if err != nil || a.Available < 0 {
+		t.Errorf("%+v, %v", a, err)
+	}
+}
