@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/ephemeral-run/ephemeral/client"
+	"github.com/ephemeral-run/ephemeral/gateway/apitest"
 )
 
 // methods says by which method of the Go client each operation is called; some are not for programs.
@@ -24,7 +25,7 @@ var methods = map[string]string{
 }
 
 func TestClientHasEveryOperation(t *testing.T) {
-	doc, err := description()
+	doc, err := apitest.Document()
 	if err != nil {
 		t.Fatal(err)
 	}
