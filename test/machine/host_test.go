@@ -109,11 +109,16 @@ type hook = func(context.Context, vmm.Machine) error
 
 // openHost makes a node of its own in a new directory, and a template within the limit. age, which may be nil, is done to
 // the template's machine at last, and may take its time.
-func openHost(ctx context.Context, vmgenid bool, probe, age hook, limit time.Duration) (h *host, err error) {
+func openHost(ctx context.Context, vmgenid bool, probe, age hook, limit time.Duration) (*host, error) {
 	image, err := testImage()
 	if err != nil {
 		return nil, err
 	}
+	return openHostOf(ctx, image, vmgenid, probe, age, limit)
+}
+
+// openHostOf is openHost for an image.
+func openHostOf(ctx context.Context, image images.Image, vmgenid bool, probe, age hook, limit time.Duration) (h *host, err error) {
 	dir, err := os.MkdirTemp("", "eph-machine-*")
 	if err != nil {
 		return nil, err

@@ -1,15 +1,14 @@
 package machine
 
 import (
-	"bufio"
 	"bytes"
 	"context"
-	_ "embed"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"slices"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -17,105 +16,72 @@ import (
 	"time"
 
 	"github.com/ephemeral-run/ephemeral/node/guest"
+	"github.com/ephemeral-run/ephemeral/test/cloneid"
 )
 
 // atOnce bounds how many machines a test makes at the same time: an emulated one uses a whole processor.
 const atOnce = 2
 
-//go:embed testdata/observe.py
-var observeScript string
+// goProbe builds the Go probe once, static.
+var goProbe = sync.OnceValues(func() ([]byte, error) {
+	dir, err := os.MkdirTemp("", "eph-probe-*")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	path := filepath.Join(dir, "probe")
+	build := exec.Command("go", "build", "-buildvcs=false", "-ldflags=-s -w", "-o", path, "../cloneid/probe")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("build the Go probe: %w\n%s", err, out)
+	}
+	return os.ReadFile(path)
+})
 
-// observation is what can be told of a machine from inside, as the worker, who must not be able to tell another's future.
-type observation struct {
-	Traits map[string]string `json:"traits"` // what must differ; empty before Prepare
-	Draws  []string          `json:"draws"`  // random values
-	// ahead is how far the clock is ahead of the host's, and roundTrip what it was measured by: half of it is the error
-	// at the most.
-	ahead, roundTrip time.Duration
-}
-
-// observe runs observe.py, which tells what it sees and then, for each line, the time.
-func (m *machine) observe(ctx context.Context) (o observation, err error) {
+// observe looks at a machine from inside, as the worker, who must not be able to tell another's future.
+func (m *machine) observe(ctx context.Context) (cloneid.Observation, error) {
 	ctx, cancel := context.WithTimeout(ctx, commandLimit)
 	defer cancel()
-	in, input := io.Pipe()
-	output, out := io.Pipe()
-	var stderr bytes.Buffer
-	ended := make(chan error, 1)
-	go func() {
-		c := guest.Command{Args: []string{"python3", "-u", "-c", observeScript}, Stdin: in}
-		if m.prepared.Scratch == "" {
-			c.Args, c.Warming, c.Cwd = append(c.Args, "draws"), true, "/"
+	options := cloneid.Options{DrawsOnly: m.prepared.Scratch == ""}
+	if !options.DrawsOnly {
+		probe, err := goProbe()
+		if err == nil {
+			err = m.guest.PutFile(ctx, "probe", 0o755, bytes.NewReader(probe))
 		}
-		exit, err := m.guest.Exec(ctx, c, out, &stderr)
+		if err != nil {
+			return cloneid.Observation{}, err
+		}
+		options.GoProbe = m.prepared.Scratch + "/probe"
+	}
+	return cloneid.Observe(ctx, func(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) error {
+		c := guest.Command{Args: args, Stdin: stdin}
+		if options.DrawsOnly {
+			c.Warming, c.Cwd = true, "/"
+		}
+		exit, err := m.guest.Exec(ctx, c, stdout, stderr)
 		if err == nil && exit.Code != 0 {
-			err = fmt.Errorf("exit code %d: %s", exit.Code, stderr.String())
+			err = fmt.Errorf("exit code %d", exit.Code)
 		}
-		_ = out.Close()
-		_ = in.CloseWithError(io.ErrClosedPipe)
-		ended <- err
-	}()
-	lines := bufio.NewReader(output)
-	first, err := lines.ReadBytes('\n')
-	if err == nil {
-		err = json.Unmarshal(first, &o)
-	}
-	if err == nil {
-		err = o.measure(input, lines)
-	}
-	_ = input.Close()
-	_ = output.Close()
-	return o, errors.Join(err, <-ended)
+		return err
+	}, options)
 }
 
-// measure compares the clocks, until a round trip was short enough to tell.
-func (o *observation) measure(input io.Writer, lines *bufio.Reader) error {
-	o.roundTrip = time.Hour
-	for tries := 0; tries < 200 && (tries < 5 || o.roundTrip > 10*time.Millisecond); tries++ {
-		sent := time.Now()
-		if _, err := input.Write([]byte("\n")); err != nil {
-			return err
-		}
-		line, err := lines.ReadString('\n')
-		if err != nil {
-			return err
-		}
-		took := time.Since(sent)
-		now, err := strconv.ParseInt(strings.TrimSpace(line), 10, 64)
-		if err != nil {
-			return err
-		}
-		if took < o.roundTrip {
-			o.ahead, o.roundTrip = time.Unix(0, now).Sub(sent.Add(took/2)), took
-		}
-	}
-	return nil
-}
-
-// check says what is wrong with what was seen of a prepared machine by itself.
-func (o *observation) check(m *machine) error {
+// check says whether a prepared machine has the identity that it was given.
+func check(o *cloneid.Observation, m *machine) error {
 	for name, want := range map[string]string{
 		"hostname": m.identity.Hostname, "/etc/hostname": m.identity.Hostname, "machine id": m.identity.MachineID,
-		"MAC address": m.identity.MAC, "address": strings.TrimSuffix(m.identity.Address, "/32"), "scratch": m.prepared.Scratch,
+		"MAC address of eth0": m.identity.MAC, "IP addresses": strings.TrimSuffix(m.identity.Address, "/32"), "working directory": m.prepared.Scratch,
 	} {
-		if o.Traits[name] != want {
-			return fmt.Errorf("%s is %q, want %q", name, o.Traits[name], want)
+		if o.Values[name] != want {
+			return fmt.Errorf("%s is %q, want %q", name, o.Values[name], want)
 		}
-	}
-	// On a host so busy that no round trip is short, what the long one cannot tell is allowed.
-	allowed := guest.MaxClockError
-	if o.roundTrip > 20*time.Millisecond {
-		allowed += o.roundTrip / 2
-	}
-	if o.ahead.Abs() > allowed {
-		return fmt.Errorf("the guest's clock is %v ahead of the host's, measured by a round trip of %v", o.ahead, o.roundTrip)
 	}
 	return nil
 }
 
 // sibling is one clone, seen before and after it was prepared.
 type sibling struct {
-	before, after observation
+	before, after cloneid.Observation
 	refused       []error // why others that were made in its place were not used
 }
 
@@ -160,91 +126,69 @@ func (h *host) sibling(ctx context.Context, s *sibling, first bool) (err error) 
 	if s.after, err = m.observe(ctx); err != nil {
 		return err
 	}
-	return s.after.check(m)
+	return check(&s.after, m)
+}
+
+// limits are what is demanded of machines of the base image.
+func limits() cloneid.Limits {
+	l := cloneid.DefaultLimits
+	l.ClockError = guest.MaxClockError
+	l.Required = append(l.Required[:len(l.Required):len(l.Required)], "Go crypto/rand", "Go maphash", "bash SRANDOM", "memory layout", "MAC address of eth0", "IP addresses")
+	return l
+}
+
+// faults are what siblings have in common, and what is wrong with each.
+func faults(all []sibling) []cloneid.Fault {
+	before, after := looks(all)
+	return cloneid.Compare(after, before, limits())
+}
+
+func looks(all []sibling) (before, after []cloneid.Observation) {
+	for _, s := range all {
+		before, after = append(before, s.before), append(after, s.after)
+	}
+	return before, after
 }
 
 // demand checks that siblings have nothing in common.
 func demand(t *testing.T, all []sibling) {
 	t.Helper()
-	var traits []map[string]string
-	var before, after [][]string
-	var clocks []string
+	for _, f := range faults(all) {
+		t.Error(f)
+	}
+	var worst time.Duration
 	for _, s := range all {
-		traits, after = append(traits, s.after.Traits), append(after, s.after.Draws)
-		before = append(before, s.before.Draws)
-		clocks = append(clocks, fmt.Sprintf("%v±%v", s.after.ahead.Round(time.Microsecond), (s.after.roundTrip/2).Round(time.Microsecond)))
-		if len(s.after.Draws) < 64 || len(s.after.Traits) < 15 {
+		worst = max(worst, s.after.Ahead.Abs())
+		if len(s.after.Draws) < 64 {
 			t.Errorf("observed too little: %+v", s.after)
 		}
 		for _, err := range s.refused {
 			t.Logf("ATTENTION: a machine was refused, as it should on a host too busy to compare clocks: %v", err)
 		}
 	}
-	differ(t, traits)
-	if n := shared(after); n != 0 {
-		t.Errorf("%d random values occur in more than one machine", n)
-	}
-	if n := shared(append(before, after...)) - shared(before); n != 0 {
-		t.Errorf("%d random values from before Prepare occur after it", n)
-	}
-	t.Logf("compared %q; clocks ahead by %v", names(traits), clocks)
+	_, after := looks(all)
+	t.Logf("compared %d machines by %q; clocks off by %v at most", len(all), cloneid.Names(after), worst.Round(time.Microsecond))
 }
 
-// differ checks that no two machines have the same value of any trait.
-func differ(t *testing.T, all []map[string]string) {
-	t.Helper()
-	for _, name := range names(all) {
-		seen := make(map[string]int)
-		for i, traits := range all {
-			if traits == nil {
-				continue
-			}
-			value := traits[name]
-			if other, taken := seen[value]; taken || value == "" {
-				t.Errorf("machines %d and %d have the same %s: %q", other, i, name, value)
-			}
-			seen[value] = i
-		}
-	}
-}
-
-func names(all []map[string]string) (names []string) {
-	for _, traits := range all {
-		for name := range traits {
-			if !slices.Contains(names, name) {
-				names = append(names, name)
-			}
-		}
-	}
-	slices.Sort(names)
-	return names
-}
-
-// shared is how many values occur in more than one machine's draws.
-func shared(all [][]string) int {
-	owner, common := make(map[string]int), make(map[string]bool)
-	for i, draws := range all {
-		for _, d := range draws {
-			if other, taken := owner[d]; taken && other != i {
-				common[d] = true
-			}
-			owner[d] = i
-		}
-	}
-	return len(common)
-}
+// clones is how many machines TestClonesDiffer compares. EPHEMERAL_CLONES changes it.
+const clones = 100
 
 // TestClonesDiffer: machines of one template have nothing in common that should be an individual's own.
 func TestClonesDiffer(t *testing.T) {
 	t.Parallel()
 	h := commonHost(t)
-	for _, n := range []int{2, 20} {
-		t.Run(fmt.Sprint(n), func(t *testing.T) {
-			all, err := h.siblings(t.Context(), n, false)
-			if err != nil {
-				t.Fatal(err)
-			}
-			demand(t, all)
-		})
+	n := clones
+	if v := os.Getenv("EPHEMERAL_CLONES"); v != "" {
+		var err error
+		if n, err = strconv.Atoi(v); err != nil || n < 2 {
+			t.Fatalf("EPHEMERAL_CLONES=%s", v)
+		}
 	}
+	began := time.Now()
+	all, err := h.siblings(t.Context(), n, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	demand(t, all)
+	t.Logf("%d clones in %v", n, time.Since(began).Round(time.Second))
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -108,8 +109,7 @@ func bootDialer(t *testing.T) vmm.Machine {
 	return m
 }
 
-// withInit returns a copy of an initramfs in which the dialer is /init. A kernel unpacks archives one after the other, so
-// a file of a later one replaces that of an earlier.
+// withInit returns a copy of an initramfs in which the dialer is /init.
 func withInit(t *testing.T, initramfs, dir string) string {
 	t.Helper()
 	program := filepath.Join(dir, "init")
@@ -118,31 +118,36 @@ func withInit(t *testing.T, initramfs, dir string) string {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build the dialer: %v\n%s", err, out)
 	}
-	code, err := os.ReadFile(program)
+	path, err := replaceInit(initramfs, program, dir)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return path
+}
+
+// replaceInit returns a copy of an initramfs in dir in which the program is /init. A kernel unpacks archives one after the
+// other, so a file of a later one replaces that of an earlier.
+func replaceInit(initramfs, program, dir string) (string, error) {
+	code, err := os.ReadFile(program)
+	if err != nil {
+		return "", err
+	}
 	old, err := os.ReadFile(initramfs)
 	if err != nil {
-		t.Fatal(err)
+		return "", err
 	}
 	all := bytes.NewBuffer(old)
 	all.Write(make([]byte, (4-len(old)%4)%4)) // archives begin at multiples of 4 bytes
 	w := cpio.NewWriter(all)
-	if err := w.WriteHeader(&cpio.Header{Name: "init", Mode: cpio.TypeReg | 0o755, Size: int64(len(code))}); err != nil {
-		t.Fatal(err)
+	err = w.WriteHeader(&cpio.Header{Name: "init", Mode: cpio.TypeReg | 0o755, Size: int64(len(code))})
+	if err == nil {
+		_, err = w.Write(code)
 	}
-	if _, err := w.Write(code); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
+	if err = errors.Join(err, w.Close()); err != nil {
+		return "", err
 	}
 	path := filepath.Join(dir, "initramfs")
-	if err := os.WriteFile(path, all.Bytes(), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	return path
+	return path, os.WriteFile(path, all.Bytes(), 0o644)
 }
 
 // dialFrom lets the guest dial.
