@@ -22,7 +22,7 @@ func (x *execution) wall() time.Duration {
 }
 
 // conclude asks the worker for what it has done so far, when no further slice of compute can be paid. It has until the end
-// of the paid one.
+// of what is paid: a slice and a half, or of a hold too small to pay ahead 300 milliseconds.
 func (x *execution) conclude(ctx context.Context, err error) {
 	if x.lease.Spec.Prompt == "" || !errors.Is(err, run.ErrBudget) {
 		return

@@ -79,7 +79,9 @@ type meter struct {
 	grace int
 	spent atomic.Bool
 
-	refused func(error) // called when no further slice is to be had, before the last one ends; nil: nothing
+	// refused is called when no slice is to be had beyond the next one, and when the next one is not: before the machine is
+	// stopped, and perhaps twice. nil: nothing is called.
+	refused func(error)
 
 	authorised int // the last slice that is authorised
 
@@ -197,6 +199,9 @@ func (m *meter) fill(ctx context.Context, deadline time.Time) error {
 			m.authorised++
 		case m.authorised > m.paid && errors.Is(err, run.ErrBudget):
 			m.spent.Store(m.authorised-m.paid <= m.grace)
+			if m.authorised == m.paid+1 && m.refused != nil {
+				m.refused(err)
+			}
 			return nil
 		case m.authorised > m.paid && errors.Is(err, run.ErrUnavailable):
 			return nil

@@ -273,3 +273,26 @@ func TestMeterKeepsTheGraceForResults(t *testing.T) {
 		t.Error("spent, with five more slices")
 	}
 }
+
+// TestMeterTellsBeforeTheMoneyEnds: whoever has to hand something in hears of the end while there is paid time left.
+func TestMeterTellsBeforeTheMoneyEnds(t *testing.T) {
+	h := newHold(700) // pays for three slices of 200
+	m := newMeter(h, 200, 8*400, 0)
+	told := make(chan time.Time, 8)
+	m.refused = func(err error) {
+		if !errors.Is(err, run.ErrBudget) {
+			t.Error(err)
+		}
+		told <- time.Now()
+	}
+	if err := m.begin(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.keep(t.Context(), time.Now()); !errors.Is(err, run.ErrBudget) {
+		t.Fatal(err)
+	}
+	end := time.Now()
+	if first := <-told; end.Sub(first) < slice {
+		t.Errorf("told %v before the end, want a slice at least", end.Sub(first))
+	}
+}

@@ -91,6 +91,18 @@ func TestExampleBudget(t *testing.T) {
 	}
 }
 
+// TestFinalAnswerWhenComputeEnds: a run whose money ends while a command runs says what it had done.
+func TestFinalAnswerWhenComputeEnds(t *testing.T) {
+	t.Parallel()
+	n := shared.tenant(t, 1_000_000)
+	r := n.finish(t, client.Request{Prompt: "Wait.", Model: "replay/wait", MaxCostMicros: 2_000})
+	if r.State != run.BudgetExhausted || r.Result == nil || !strings.Contains(r.Result.Output, "\nTool calls made: 1\n- $ sleep 600: exit code 137 (killed)") {
+		t.Fatalf("ended %s, error %+v, result %+v", r.State, r.Error, r.Result)
+	}
+	checkRecord(t, r)
+	checkMoney(t, r, 2_000)
+}
+
 // TestFinalAnswerWhenTimeEnds: a run that does not come to its end in time says what it had done.
 func TestFinalAnswerWhenTimeEnds(t *testing.T) {
 	t.Parallel()
