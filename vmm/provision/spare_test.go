@@ -123,7 +123,9 @@ func TestFailuresWithSparesLeaveNothing(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				err = m.Close()
+				if err := m.Close(); err != nil {
+					t.Error(err)
+				}
 			} else if !errors.Is(err, broken) {
 				t.Fatalf("got %v, %v", m, err)
 			}
