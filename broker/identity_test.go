@@ -179,7 +179,7 @@ func TestSmuggling(t *testing.T) {
 		"trailer":             "POST /connections/api/ok HTTP/1.1\r\nHost: b\r\nTransfer-Encoding: chunked\r\nTrailer: Authorization\r\n\r\n0\r\nAuthorization: Bearer mine\r\n\r\n",
 	} {
 		before := len(u.asked())
-		got := s.raw(t, func(c net.Conn) error { _, err := io.WriteString(c, text); return ignorePipe(err) }, 3*time.Second)
+		got := s.raw(t, func(c net.Conn) error { _, err := io.WriteString(c, text); return ignorePipe(err) }, 600*time.Millisecond)
 		for _, r := range u.asked()[before:] {
 			if r.URL.Path != "/v1/ok" || r.Header.Get("Authorization") != "Bearer "+credential || r.Header.Get("Upgrade") != "" {
 				t.Errorf("%s: the upstream got %s %s %v", name, r.Method, r.URL, r.Header)

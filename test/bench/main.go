@@ -22,7 +22,7 @@ func main() {
 	flag.StringVar(&o.image, "image", envOr("EPHEMERAL_TEST_IMAGE", "build/images/base"), "directory of the image")
 	flag.BoolVar(&o.kvm, "kvm", false, "measure machines of Cloud Hypervisor, beside bare ones")
 	flag.IntVar(&o.rounds, "rounds", 20, "how often each is measured; cold boots a quarter of it")
-	flag.StringVar(&o.only, "only", "", "measure only this: machines, runs, bursts, gateway, sse or queue")
+	flag.StringVar(&o.only, "only", "", "measure only this: machines, runs, bursts, gateway, sse, queue or broker")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -64,7 +64,7 @@ func run(ctx context.Context, o options) (err error) {
 	for _, part := range []struct {
 		name    string
 		measure func(context.Context, options, string) ([]row, error)
-	}{{"machines", machines}, {"runs", runs}, {"bursts", bursts}, {"gateway", gateways}, {"sse", streams}, {"queue", queueRows}} {
+	}{{"machines", machines}, {"runs", runs}, {"bursts", bursts}, {"gateway", gateways}, {"sse", streams}, {"queue", queueRows}, {"broker", brokers}} {
 		if o.only != "" && o.only != part.name {
 			continue
 		}
