@@ -11,6 +11,9 @@
 //   - A call whose usage is missing or makes no sense, or whose answer broke off, or that was abandoned, is estimated: as
 //     many input tokens as in the worst case, and one output token for every byte of text that came. The event says so.
 //   - A call that failed before any of its answer reached the guest costs nothing.
+//   - A call to a connection or the web costs its fixed price once its upstream began to answer.
+//
+// ROUTES.md has the routes that a machine sees.
 package broker
 
 import (

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -105,7 +106,7 @@ func (s *Scrubber) Scrub(b []byte) []byte {
 }
 
 // Hidden tells whether b shows a secret only to those who take it out of some wrapping, where Scrub does not find it:
-// escapes of JSON, of programs, of URLs or of HTML, up to two around each other, or line breaks, spaces and NUL bytes within.
+// escapes of JSON, of programs, of URLs or of HTML, up to two around each other, or spaces, line breaks and invisible characters within.
 func (s *Scrubber) Hidden(b []byte) bool {
 	if s == nil || len(s.forms) == 0 {
 		return false
@@ -127,19 +128,18 @@ func (s *Scrubber) hidden(b []byte, depth int) bool {
 	return false
 }
 
-// squeeze drops white space and NUL bytes; nil when there are none.
+// squeeze drops white space, control and invisible characters; nil when there are none.
 func squeeze(b []byte) []byte {
-	const dropped = " \t\r\n\x00"
-	if !bytes.ContainsAny(b, dropped) {
+	dropped := func(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) || unicode.Is(unicode.Cf, r) }
+	if !bytes.ContainsFunc(b, dropped) {
 		return nil
 	}
-	out := make([]byte, 0, len(b))
-	for _, c := range b {
-		if strings.IndexByte(dropped, c) < 0 {
-			out = append(out, c)
+	return bytes.Map(func(r rune) rune {
+		if dropped(r) {
+			return -1
 		}
-	}
-	return out
+		return r
+	}, b)
 }
 
 // unescapeURL undoes percent encoding and leaves what is none; nil when there is none.

@@ -223,15 +223,16 @@ func TestHardCapUnderAttack(t *testing.T) {
 		Model: "openai/attacked", ExposeBroker: true, MaxCostMicros: reserved, TimeoutSeconds: 60,
 		Command: fmt.Sprintf(`for i in $(seq 64); do curl -s -o /dev/null -w '%%{http_code}\n' -H 'Content-Type: application/json' -d '%s' http://broker.local/v1/chat/completions & done; wait; echo all`, body),
 	})
-	if r.Result == nil || r.Result.Stdout == nil || !strings.Contains(r.Result.Stdout.Content, "all") {
+	// The hold pays for some calls; then the run goes on without them, or ends because nothing is left for compute.
+	if r.State != run.Succeeded && r.State != run.BudgetExhausted || r.Result == nil || r.Result.Stdout == nil {
 		t.Fatalf("ended %s, %+v, %+v\n%s", r.State, r.Error, r.Result, s.cmd.Stderr)
 	}
 	codes := map[string]int{}
 	for code := range strings.FieldsSeq(r.Result.Stdout.Content) {
 		codes[code]++
 	}
-	if codes["200"] < 3 || codes["402"] < 30 {
-		t.Errorf("answers %v", codes)
+	if asked < 3 || r.State == run.Succeeded && codes["402"] == 0 {
+		t.Errorf("answers %v, the provider was asked %d times", codes, asked)
 	}
 	if r.Money.Charged > reserved || r.Money.Charged+r.Money.Released != reserved || r.Money.Model <= 0 {
 		t.Errorf("money %+v", r.Money)
