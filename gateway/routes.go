@@ -66,6 +66,7 @@ func (s *Server) publicRoutes() []route {
 		{get, "/v1/pools", s.as(run.Admin, s.listPools)},
 		{get, "/v1/pools/:name", s.as(run.Admin, s.getPool)},
 		{put, "/v1/pools/:name", s.as(run.Admin, s.setPool)},
+		{post, "/v1/pools/:name/prediction", s.as(run.Admin, s.predictPool)},
 
 		{get, "/openapi.yaml", s.openAPI},
 		{get, "/healthz", s.healthz},

@@ -79,8 +79,12 @@ type Deps struct {
 	Sealing      *connection.Keyring     // seals credentials of connections; nil: only connections without one can be made
 	Pools        Pools                   // nil: there are none
 	Ready        func() error            // what else must work besides the store; nil: nothing
-	Registry     *prometheus.Registry    // metrics shown on the admin listener; nil: the gateway's own only
-	Log          *slog.Logger            // nil: slog.Default
+
+	// Predict simulates a pool of another size; nil: this gateway cannot.
+	Predict func(ctx context.Context, size Sizing) (Prediction, error)
+
+	Registry *prometheus.Registry // metrics shown on the admin listener; nil: the gateway's own only
+	Log      *slog.Logger         // nil: slog.Default
 }
 
 // Server is one gateway.

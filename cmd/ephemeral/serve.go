@@ -176,7 +176,7 @@ func (c *cell) serve(ctx context.Context, withGateway, withNode bool) error {
 	}
 	if withGateway || c.Listen.Node != "" {
 		server := gateway.New(c.Gateway, gateway.Deps{
-			Store: c.store, HasModel: c.broker.HasModel, DefaultModel: c.broker.DefaultModel(), Pools: pools.New(c.store),
+			Store: c.store, HasModel: c.broker.HasModel, DefaultModel: c.broker.DefaultModel(), Pools: pools.New(c.store), Predict: predictor(c.Pool),
 			FirstSlice: c.broker.Prices().ComputePerSecond, Ready: ready.get, Registry: registry, Log: c.log,
 			Sealing: c.sealing,
 		})

@@ -403,6 +403,24 @@ describe('the playground', () => {
   });
 });
 
+describe('operations', () => {
+  test('shows the pool, predicts another size, and resizes', async () => {
+    const { page, close } = await open('/ops', { key: server.adminKey });
+    await page.locator('.pool').waitFor();
+    await page.waitForFunction(() => Number(document.querySelector('[data-gauge="ready"]')?.textContent) > 0);
+    await page.locator('.resize button:not(.primary)').click();
+    await page.locator('.pool dl[aria-live] dd').first().waitFor();
+    await page.locator('.resize input').first().fill('3');
+    await page.locator('.resize button.primary').click();
+    await page.locator('.resize .hint:not(:empty)').waitFor();
+    const { pools } = await api(server, 'GET', '/v1/pools', undefined, server.adminKey);
+    assert.equal(pools[0].policy.min_ready, 3);
+    await accessible(page);
+    await page.screenshot({ path: join(screens, 'operations.png'), fullPage: true });
+    await close();
+  });
+});
+
 let looked; // the run that is looked at
 
 describe('how it looks', () => {

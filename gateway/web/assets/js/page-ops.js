@@ -3,7 +3,7 @@
 import { account } from './account.js';
 import { call, Problem } from './api.js';
 import { $, h } from './dom.js';
-import { date, duration, has, number, percent, t } from './i18n.js';
+import { bytes, date, duration, has, number, percent, t } from './i18n.js';
 import { visible } from './visible.js';
 
 const every = 2000; // milliseconds between two looks
@@ -35,10 +35,15 @@ class PoolCard {
     this.form = h('form', { class: 'resize', novalidate: true, on: { submit: (e) => { e.preventDefault(); this.#resize(); } } },
       sizes.map((size) => h('div', {}, h('label', { for: `${name}-${size}` }, t(`ops.${size}`)), this.inputs[size])),
       h('button', { class: 'primary', type: 'submit' }, t('ops.resize')), this.said);
+    this.load = Object.fromEntries([['claims_per_second', '1'], ['service_seconds', '2'], ['restore_seconds', '0.25']].map(([name, value]) => [name, h('input', { type: 'number', min: '0.001', step: 'any', class: 'number', id: `${this.name}-${name}`, value })]));
+    this.predicted = h('dl', { class: 'gauges', 'aria-live': 'polite' });
+    this.prediction = h('form', { class: 'resize', novalidate: true, on: { submit: (e) => { e.preventDefault(); this.#predict(); } } },
+      Object.entries(this.load).map(([field, input]) => h('div', {}, h('label', { for: input.id }, t(`ops.${field}`)), input)),
+      h('button', { type: 'submit' }, t('ops.predict')));
     const head = ['node', 'state', 'ready', 'leased', 'refilling', 'waiting', 'target', 'misses', 'wait', 'longest', 'failures'];
     this.node = h('section', { class: 'card pool', 'aria-label': name }, h('h2', {}, t('ops.pool'), ' ', h('code', { translate: 'no' }, visible(name))), this.gauges,
       h('h3', {}, t('ops.history')), this.chart, h('p', { class: 'hint' }, t('ops.history.text')),
-      h('h3', {}, t('ops.size')), this.form, this.fault,
+      h('h3', {}, t('ops.size')), this.form, this.fault, h('p', { class: 'hint' }, t('ops.predict.text')), this.prediction, this.predicted,
       h('h3', {}, t('ops.nodes')), h('div', { class: 'table-box', tabindex: '0' }, h('table', { class: 'nodes' }, h('thead', {}, h('tr', {}, head.map((name) => h('th', { scope: 'col' }, t(`ops.${name}`))))), this.nodes)),
       h('h3', {}, t('ops.decisions')), this.decisions);
   }
@@ -71,6 +76,25 @@ class PoolCard {
     this.chart.replaceChildren(svg('path', { d: path((p) => p.target), class: 'target' }), svg('path', { d: path((p) => p.leased), class: 'leased' }), svg('path', { d: path((p) => p.ready), class: 'ready' }));
   }
 
+  // predict asks the simulator what the size in the form would do under the load in the form.
+  async #predict() {
+    this.fault.textContent = '';
+    const size = { memory_mib: this.pool.nodes[0]?.memory_mib || 512 };
+    for (const [name, input] of [...Object.entries(this.inputs), ...Object.entries(this.load)]) size[name] = Number(input.value);
+    try {
+      const p = await call('POST', `/v1/pools/${encodeURIComponent(this.name)}/prediction`, { body: JSON.stringify(size) });
+      const shown = [['misses', percent(p.miss_rate)], ['wait', duration(1000 * p.wait_mean_seconds)], ['p95', duration(1000 * p.wait_p95_seconds)], ['p99', duration(1000 * p.wait_p99_seconds)], ['memory', bytes(p.peak_memory_mib * 1048576)], ['max_machines', number(p.peak_machines)]];
+      this.predicted.replaceChildren(...shown.flatMap(([name, value]) => [h('dt', {}, t(`ops.${name}`)), h('dd', {}, value)]));
+    } catch (error) {
+      this.#failed(error);
+    }
+  }
+
+  #failed(error) {
+    if (!(error instanceof Problem)) throw error;
+    this.fault.replaceChildren(error.title, ...error.errors.map((e) => h('span', { lang: 'en' }, ` ${e.field}: ${e.detail}`)));
+  }
+
   async #resize() {
     this.fault.textContent = '';
     this.said.textContent = '';
@@ -80,8 +104,7 @@ class PoolCard {
       this.update(await call('PUT', `/v1/pools/${encodeURIComponent(this.name)}`, { body: JSON.stringify(policy) }));
       this.said.textContent = t('ops.resized');
     } catch (error) {
-      if (!(error instanceof Problem)) throw error;
-      this.fault.replaceChildren(error.title, ...error.errors.map((e) => h('span', { lang: 'en' }, ` ${e.field}: ${e.detail}`)));
+      this.#failed(error);
     }
   }
 }

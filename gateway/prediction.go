@@ -1,0 +1,109 @@
+package gateway
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+
+	"github.com/gofiber/fiber/v2"
+
+	"github.com/ephemeral-run/ephemeral/run"
+)
+
+// Sizing is what a prediction is asked for: the size of a pool on one node, and the load on it.
+type Sizing struct {
+	MinReady        int     `json:"min_ready"`
+	MaxReady        int     `json:"max_ready"`
+	MaxMachines     int     `json:"max_machines"`
+	MemoryMiB       int     `json:"memory_mib"` // of one machine
+	ClaimsPerSecond float64 `json:"claims_per_second"`
+	ServiceSeconds  float64 `json:"service_seconds"` // how long a claim keeps its machine, on average
+	RestoreSeconds  float64 `json:"restore_seconds"` // how long making a machine takes, on average
+}
+
+// Prediction is what a simulation of the pool's own policy gave.
+type Prediction struct {
+	Claims        int     `json:"claims"` // simulated
+	MissRate      float64 `json:"miss_rate"`
+	LostShare     float64 `json:"lost_share"` // claims that got no machine at all
+	WaitMean      float64 `json:"wait_mean_seconds"`
+	WaitP50       float64 `json:"wait_p50_seconds"`
+	WaitP95       float64 `json:"wait_p95_seconds"`
+	WaitP99       float64 `json:"wait_p99_seconds"`
+	MeanReady     float64 `json:"mean_ready"`
+	MeanLeased    float64 `json:"mean_leased"`
+	PeakMachines  int     `json:"peak_machines"`
+	PeakMemoryMiB int     `json:"peak_memory_mib"`
+}
+
+// Bounds of a prediction, so that one request cannot keep a server busy.
+const (
+	maxSimulatedMachines = 10_000
+	maxSimulatedMemory   = 1 << 20 // MiB
+	maxSimulatedRate     = 1000    // claims a second
+	maxSimulatedSeconds  = 3600
+)
+
+// predictPool answers POST /v1/pools/{name}/prediction.
+func (s *Server) predictPool(ctx context.Context, c *fiber.Ctx, _ run.Key) error {
+	store, err := s.pools()
+	if err != nil {
+		return err
+	}
+	if s.deps.Predict == nil {
+		return fmt.Errorf("prediction: %w", run.ErrNotFound)
+	}
+	if _, err := store.Get(ctx, c.Params("name")); err != nil {
+		return err
+	}
+	size := Sizing{MemoryMiB: 512, ServiceSeconds: 1, RestoreSeconds: 0.25}
+	err = s.readFields(ctx, c, func(d *decoder, name string) error { return sizingMember(d, name, &size) }, func(v *violations) {
+		v.number("min_ready", int64(size.MinReady), 0, maxSimulatedMachines)
+		v.number("max_ready", int64(size.MaxReady), int64(max(size.MinReady, 1)), maxSimulatedMachines)
+		v.number("max_machines", int64(size.MaxMachines), int64(max(size.MaxReady, 1)), maxSimulatedMachines)
+		v.number("memory_mib", int64(size.MemoryMiB), 1, maxSimulatedMemory)
+		positive := func(field string, value, most float64) {
+			if !(value > 0 && value <= most) {
+				v.invalid(field, "must be above 0 and at most %g", most)
+			}
+		}
+		positive("claims_per_second", size.ClaimsPerSecond, maxSimulatedRate)
+		positive("service_seconds", size.ServiceSeconds, maxSimulatedSeconds)
+		positive("restore_seconds", size.RestoreSeconds, maxSimulatedSeconds)
+	})
+	if err != nil {
+		return err
+	}
+	prediction, err := s.deps.Predict(ctx, size)
+	if err != nil {
+		return err
+	}
+	return sendJSON(c, http.StatusOK, prediction)
+}
+
+// sizingMember reads one member of a sizing.
+func sizingMember(d *decoder, name string, s *Sizing) error {
+	whole := func(into *int) error {
+		var n int64
+		err := d.integer(name, &n)
+		*into = int(n)
+		return err
+	}
+	switch name {
+	case "min_ready":
+		return whole(&s.MinReady)
+	case "max_ready":
+		return whole(&s.MaxReady)
+	case "max_machines":
+		return whole(&s.MaxMachines)
+	case "memory_mib":
+		return whole(&s.MemoryMiB)
+	case "claims_per_second":
+		return d.number(name, &s.ClaimsPerSecond)
+	case "service_seconds":
+		return d.number(name, &s.ServiceSeconds)
+	case "restore_seconds":
+		return d.number(name, &s.RestoreSeconds)
+	}
+	return errUnknownField
+}
