@@ -36,6 +36,12 @@ func TestRealClonesDiffer(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
 
+	alike := map[string]bool{}
+	for range 3 {
+		alike[firstBytes(ctx, t, guest.Connect(h.Clone(t, tpl).Dial), true)] = true
+	}
+	t.Logf("of 3 clones that nobody prepared, %d different", len(alike))
+
 	// One that is refused, as on a host too busy to set a clock by it, is destroyed like in a pool, and another made.
 	const clones, refusedMost = 20, 20
 	seen := map[string]int{}
@@ -72,12 +78,6 @@ func TestRealClonesDiffer(t *testing.T) {
 	}
 	t.Logf("%d clones within %v of the template, %d more refused", clones, time.Since(tpl.MadeAt).Round(time.Millisecond), refused)
 	t.Logf("%d clones, %d different first random bytes, clocks at most %v wrong", clones, len(seen), worst.Round(time.Microsecond))
-
-	alike := map[string]bool{}
-	for range 3 {
-		alike[firstBytes(ctx, t, guest.Connect(h.Clone(t, tpl).Dial), true)] = true
-	}
-	t.Logf("of 3 clones that nobody prepared, %d different", len(alike))
 }
 
 // firstBytes are the first that a clone's kernel gives.
