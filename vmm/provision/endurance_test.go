@@ -128,9 +128,13 @@ func openWith(ctx context.Context, t *testing.T, c provision.Config) (*provision
 }
 
 // TestSimulatorPredictsThisHost replays a trace against a pool of real machines and against the simulator, which is given how
-// long making and destroying machines took meanwhile. EPHEMERAL_TEST_ARRIVALS makes the trace longer.
+// long making and destroying machines took meanwhile. Other work on the host between the makes of the one and
+// the other would be taken for an error of the simulator, so it runs where it is asked for.
 func TestSimulatorPredictsThisHost(t *testing.T) {
-	arrivals := number(t, "EPHEMERAL_TEST_ARRIVALS", 40)
+	if os.Getenv("EPHEMERAL_TEST_ARRIVALS") == "" {
+		t.Skip("it needs a host that does nothing else: set EPHEMERAL_TEST_ARRIVALS, to 60 or more")
+	}
+	arrivals := number(t, "EPHEMERAL_TEST_ARRIVALS", 60)
 	dir := reachable(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
