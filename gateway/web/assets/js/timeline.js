@@ -109,7 +109,7 @@ const ends = new Set(['succeeded', 'failed', 'cancelled', 'timed_out', 'budget_e
 const onOff = (on) => t(on ? 'word.on' : 'word.off');
 
 const describe = {
-  queued: (d) => ({ content: [h('span', {}, t('timeline.reserved', { money: money(d.reserved_micros) })), meta(d.position > 0 && t('timeline.place', { position: number(d.position) }), d.estimated_wait_ms > 0 && t('timeline.wait', { time: duration(d.estimated_wait_ms) }))] }),
+  queued: (d) => ({ content: [h('span', {}, t('timeline.reserved', { money: money(d.reserved_micros) })), meta(d.position > 1 && t('timeline.place', { position: number(d.position) }), d.estimated_wait_ms > 0 && t('timeline.wait', { time: duration(d.estimated_wait_ms) }))] }),
   'microvm.ready': (d) => ({ tone: 'machine', content: [meta(h('code', { translate: 'no' }, visible(d.machine ?? '')), d.isolation === 'emulated' && t('run.emulated'), d.isolation === 'kvm' && 'KVM')] }),
   'worker.started': (d) => ({ tone: 'machine', content: meta(t('timeline.shell', { state: onOff(d.shell) }), t('timeline.web', { state: onOff(d.web) })) }),
   model: (d) => ({
