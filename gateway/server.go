@@ -140,6 +140,11 @@ func New(cfg Config, deps Deps) *Server {
 	s.base, s.stop = context.WithCancel(context.Background())
 	s.hub = newHub(deps.Store, s.log)
 	s.metrics = newMetrics(deps.Registry, s.hub)
+	if cell, ok := deps.Store.(interface {
+		Totals(context.Context) (run.Totals, error)
+	}); ok {
+		deps.Registry.MustRegister(totals{ask: cell.Totals, ping: deps.Store.Ping, log: s.log})
+	}
 	s.app = s.newApp(append(s.publicRoutes(), s.siteRoutes()...))
 	s.admin = s.newApp(s.adminRoutes())
 	return s
