@@ -13,8 +13,11 @@ import (
 func TestEventsTellOfMemoryAndSpace(t *testing.T) {
 	t.Parallel()
 	n := shared.tenant(t, 1_000_000)
-	r := n.finish(t, client.Request{Command: `head -c 2000000000 /dev/zero > /dev/shm/big; exec tail -c 2000000000 /dev/zero`})
-	if r.State != run.Succeeded || r.Result == nil || r.Result.ExitCode == nil || *r.Result.ExitCode != 137 {
+	r := n.finish(t, client.Request{Command: `python3 -c 'x = []
+while True: x.append(bytearray(1 << 20))'
+head -c 2000000000 /dev/zero > /dev/shm/big
+exit 9`})
+	if r.State != run.Succeeded || r.Result == nil || r.Result.ExitCode == nil || *r.Result.ExitCode != 9 {
 		t.Fatalf("ended %s, error %+v, result %+v", r.State, r.Error, r.Result)
 	}
 	for _, e := range n.events(t, r.ID) {
