@@ -60,7 +60,7 @@ func (s *Server) predictPool(ctx context.Context, c *fiber.Ctx, _ run.Key) error
 	err = s.readFields(ctx, c, func(d *decoder, name string) error { return sizingMember(d, name, &size) }, func(v *violations) {
 		v.number("min_ready", int64(size.MinReady), 0, maxSimulatedMachines)
 		v.number("max_ready", int64(size.MaxReady), int64(max(size.MinReady, 1)), maxSimulatedMachines)
-		v.number("max_machines", int64(size.MaxMachines), int64(max(size.MaxReady, 1)), maxSimulatedMachines)
+		v.number("max_machines", int64(size.MaxMachines), int64(max(size.MinReady, 1)), maxSimulatedMachines)
 		v.number("memory_mib", int64(size.MemoryMiB), 1, maxSimulatedMemory)
 		positive := func(field string, value, most float64) {
 			if !(value > 0 && value <= most) {
