@@ -18,6 +18,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"github.com/ephemeral-run/ephemeral/run"
+	"github.com/ephemeral-run/ephemeral/run/tracing"
 )
 
 // call is what is known of one request while it is served.
@@ -30,6 +31,7 @@ type call struct {
 	route     string // pattern of the route; "" when none matched
 	key       run.Key
 	run       run.ID
+	trace     *tracing.Request            // nil: no trace of this request
 	secret    bool                        // a key was presented
 	valid     func(context.Context) error // asks whether what was presented may still be used; nil: nothing was
 	streaming bool                        // the answer goes on after the handler; whoever streams writes the log line
@@ -96,6 +98,7 @@ func (s *Server) answered(c *fiber.Ctx, k *call) {
 	} else if k.code != "" {
 		s.metrics.refused(k.code)
 	}
+	k.trace.End(status)
 	s.observe(k, status, len(c.Response().Body()), end)
 }
 

@@ -25,11 +25,15 @@ func (s *Server) createRun(ctx context.Context, c *fiber.Ctx, key run.Key) error
 		return err
 	}
 	admission.IdempotencyKey = idempotency
+	if err := s.traced(c, &admission); err != nil {
+		return err
+	}
 	record, replayed, err := s.deps.Store.Admit(ctx, admission)
 	if err != nil {
 		return err
 	}
 	callOf(c).run = record.ID
+	callOf(c).trace.Admitted(record, replayed)
 	s.metrics.admitted(replayed)
 	if replayed {
 		c.Set(headerIdempotencyReplay, "true")
@@ -43,6 +47,20 @@ func (s *Server) createRun(ctx context.Context, c *fiber.Ctx, key run.Key) error
 		return sendJSON(c, http.StatusOK, record)
 	}
 	return sendJSON(c, http.StatusAccepted, record)
+}
+
+// traced begins the trace of the run, where traces are on: in the client's, or in one that is named like the run.
+func (s *Server) traced(c *fiber.Ctx, a *run.Admission) (err error) {
+	if s.deps.Traces == nil {
+		return nil
+	}
+	if a.ID, err = run.NewID(); err != nil {
+		return err
+	}
+	k := callOf(c)
+	k.trace = s.deps.Traces.Request(k.start, c.Get("traceparent"), a.ID)
+	a.Spec.Traceparent = k.trace.Traceparent()
+	return nil
 }
 
 // readAdmission turns the request's body into an admission. The body's memory is given back before it returns.

@@ -24,6 +24,7 @@ import (
 	"github.com/ephemeral-run/ephemeral/gateway/web"
 	"github.com/ephemeral-run/ephemeral/run"
 	"github.com/ephemeral-run/ephemeral/run/connection"
+	"github.com/ephemeral-run/ephemeral/run/tracing"
 )
 
 // Store is what the gateway asks of the run store; *run.Store has it. Errors are those of package run.
@@ -83,6 +84,7 @@ type Deps struct {
 	// Predict simulates a pool of another size; nil: this gateway cannot.
 	Predict func(ctx context.Context, size Sizing) (Prediction, error)
 
+	Traces   *tracing.Tracer      // nil: none are sent
 	Registry *prometheus.Registry // metrics shown on the admin listener; nil: the gateway's own only
 	Log      *slog.Logger         // nil: slog.Default
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/ephemeral-run/ephemeral/broker"
 	"github.com/ephemeral-run/ephemeral/node/guest"
 	"github.com/ephemeral-run/ephemeral/run"
+	"github.com/ephemeral-run/ephemeral/run/tracing"
 	"github.com/ephemeral-run/ephemeral/vmm/provision"
 )
 
@@ -40,7 +41,8 @@ type Runner struct {
 	Lease     time.Duration // how long the store lets a node own a run without renewing
 	Grace     time.Duration // how long a worker may write its results when nothing else can be paid; see Config
 	Artifacts ArtifactLimits
-	Metrics   *Metrics // nil: nothing is counted
+	Metrics   *Metrics        // nil: nothing is counted
+	Traces    *tracing.Tracer // nil: none are sent
 	// Used is told when a run was queued and how long it had its machine; nil: nobody is.
 	Used func(queued time.Time, service time.Duration)
 	Log  *slog.Logger
@@ -87,6 +89,7 @@ func (r *Runner) Execute(ctx context.Context, l *run.Lease) {
 		Runner: r, stopping: stopping, lease: l, line: newTimeline(r.Store, l), ledger: led, end: end,
 		meter: paying,
 	}
+	x.line.traced = r.Traces.Run()
 	renewing, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var renewal sync.WaitGroup
 	renewal.Go(func() { x.renew(renewing) })
@@ -305,6 +308,9 @@ func (x *execution) trySettle(ctx context.Context, o run.Outcome) error {
 	if err := x.meter.finish(ctx); err != nil {
 		return err
 	}
-	_, err := x.Store.Settle(ctx, x.lease, o)
+	done, err := x.Store.Settle(ctx, x.lease, o)
+	if err == nil {
+		x.line.traced.Send(done, x.lease.Spec.Traceparent)
+	}
 	return err
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/ephemeral-run/ephemeral/run"
+	"github.com/ephemeral-run/ephemeral/run/tracing"
 )
 
 // maxEvents bounds what one run may append to its timeline, so that a guest cannot grow it without end.
@@ -36,6 +37,7 @@ type timeline struct {
 	mark    time.Duration // since queued, where the last stage ended
 	events  int
 	waiting []run.NewEvent // not yet stored, because the store was away
+	traced  *tracing.Record
 }
 
 func newTimeline(store appender, l *run.Lease) *timeline {
@@ -80,6 +82,7 @@ func (t *timeline) emit(ctx context.Context, e run.NewEvent) error {
 	if e.At.IsZero() {
 		e.At = t.now()
 	}
+	t.traced.Event(e)
 	t.waiting = append(t.waiting, e)
 	ctx, cancel := context.WithTimeout(ctx, appendTime)
 	defer cancel()

@@ -46,9 +46,11 @@ func (s *Store) Admit(ctx context.Context, a Admission) (r Run, replayed bool, e
 	if len(request)+len(spec) > maxSpecBytes {
 		return fail(fmt.Errorf("request has more than %d bytes: %w", maxSpecBytes, ErrRange))
 	}
-	id, err := NewID()
-	if err != nil {
-		return fail(err)
+	id := a.ID
+	if id == "" {
+		if id, err = NewID(); err != nil {
+			return fail(err)
+		}
 	}
 	fingerprint := ""
 	if a.IdempotencyKey != "" {
@@ -95,6 +97,8 @@ func (a Admission) check() error {
 	switch {
 	case !validOrg(a.Org):
 		return ErrNotFound
+	case a.ID != "" && !validID(string(a.ID)):
+		return fmt.Errorf("run id %.64q: %w", a.ID, ErrRange)
 	case len(a.Key) > 64 || !urlSafe.spells(a.Key):
 		return fmt.Errorf("API key id %.80q: %w", a.Key, ErrRange)
 	case a.Spec.MaxCostMicros <= 0 || a.Spec.MaxCostMicros > maxMicros:

@@ -79,6 +79,7 @@ type Spec struct {
 	ZeroDataRetention bool              `json:"zero_data_retention"`
 	RetentionSeconds  int               `json:"retention_seconds,omitempty"` // content is erased so long after the end; 0: no sooner than the rest
 	Metadata          map[string]string `json:"metadata,omitempty"`
+	Traceparent       string            `json:"traceparent,omitempty"` // span that the run's belong under (W3C Trace Context); empty: no trace was on
 }
 
 // File is one file that the run finds in its working directory.

@@ -38,6 +38,7 @@ type Store struct {
 
 // Admission is one accepted request on its way into the queue.
 type Admission struct {
+	ID             ID // of the run that is made; empty: a fresh one
 	Org            string
 	Key            string // id of the API key, whose limits hold
 	Spec           Spec

@@ -17,6 +17,7 @@ import (
 	"github.com/ephemeral-run/ephemeral/gateway"
 	"github.com/ephemeral-run/ephemeral/node"
 	"github.com/ephemeral-run/ephemeral/run"
+	"github.com/ephemeral-run/ephemeral/run/tracing"
 	"github.com/ephemeral-run/ephemeral/vmm/cloudhypervisor"
 	"github.com/ephemeral-run/ephemeral/vmm/pool"
 	"github.com/ephemeral-run/ephemeral/vmm/provision"
@@ -36,6 +37,7 @@ type settings struct {
 	Artifacts node.ArtifactLimits
 	Broker    broker.Config
 	Keys      keyConfig
+	Tracing   tracing.Config
 	Provision provision.Config
 	Pool      pool.Config
 
@@ -103,7 +105,7 @@ func configCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "config",
 		Short: "List every setting with its default and meaning",
-		Long:  "Lists every EPHEMERAL_* environment variable with its default and meaning.",
+		Long:  "Lists every environment variable that is a setting, with its default and meaning.",
 		Args:  arguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			all := variables(reflect.TypeFor[settings]())

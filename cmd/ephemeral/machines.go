@@ -127,7 +127,7 @@ func (s *stand) run(ctx context.Context) error {
 	}
 	runner := &node.Runner{
 		Store: s.store, Broker: s.broker, Pool: s.machines, Isolation: string(s.driver.Isolation()),
-		Lease: s.Run.Lease, Grace: s.Node.Grace, Artifacts: s.Artifacts, Metrics: metrics, Log: s.log,
+		Lease: s.Run.Lease, Grace: s.Node.Grace, Artifacts: s.Artifacts, Metrics: metrics, Traces: s.traces, Log: s.log,
 		Used: func(queued time.Time, service time.Duration) { s.control.Used(s.name, queued, service) },
 	}
 	cfg := s.Node

@@ -9,6 +9,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
@@ -20,6 +21,7 @@ import (
 	"github.com/ephemeral-run/ephemeral/run/connection"
 	"github.com/ephemeral-run/ephemeral/run/pools"
 	"github.com/ephemeral-run/ephemeral/run/redisserver"
+	"github.com/ephemeral-run/ephemeral/run/tracing"
 )
 
 // logConfig says what is logged to standard error.
@@ -92,6 +94,7 @@ type cell struct {
 	log    *slog.Logger
 	store  *run.Store
 	broker *broker.Broker
+	traces *tracing.Tracer // nil: none are sent
 
 	sealing *connection.Keyring
 }
@@ -149,7 +152,23 @@ func withCell(ctx context.Context, private, machines bool, f func(context.Contex
 		return fmt.Errorf("open the broker: %w", err)
 	}
 	defer c.broker.Close()
+	if c.traces, err = tracing.Open(ctx, s.Tracing, version, c.log); err != nil {
+		return fmt.Errorf("settings: %w", err)
+	}
+	defer c.closeTraces()
 	return f(ctx, c)
+}
+
+// lastTraces is how long the end of a process may wait for a collector.
+const lastTraces = 3 * time.Second
+
+// closeTraces sends the traces that are left. That a collector is away is no failure of the server.
+func (c *cell) closeTraces() {
+	ctx, cancel := context.WithTimeout(context.Background(), lastTraces)
+	defer cancel()
+	if err := c.traces.Close(ctx); err != nil {
+		c.log.Warn("traces are lost", "error", err)
+	}
 }
 
 // serve runs gateway and node until ctx ends or one of them fails. The gateway listens first, so that a client sees
@@ -177,7 +196,7 @@ func (c *cell) serve(ctx context.Context, withGateway, withNode bool) error {
 	if withGateway || c.Listen.Node != "" {
 		server := gateway.New(c.Gateway, gateway.Deps{
 			Store: c.store, HasModel: c.broker.HasModel, DefaultModel: c.broker.DefaultModel(), Pools: pools.New(c.store), Predict: predictor(c.Pool),
-			FirstSlice: c.broker.Prices().ComputePerSecond, Ready: ready.get, Registry: registry, Log: c.log,
+			FirstSlice: c.broker.Prices().ComputePerSecond, Ready: ready.get, Traces: c.traces, Registry: registry, Log: c.log,
 			Sealing: c.sealing,
 		})
 		group.Go(func() error {

@@ -20,6 +20,7 @@ import (
 	"github.com/ephemeral-run/ephemeral/client"
 	"github.com/ephemeral-run/ephemeral/run"
 	"github.com/ephemeral-run/ephemeral/run/redisserver"
+	"github.com/ephemeral-run/ephemeral/run/tracing/tracingtest"
 )
 
 // canary is a word that nobody else uses.
@@ -99,6 +100,9 @@ func (s *server) traces(t *testing.T, words ...string) (places []string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if s.collector != nil {
+		found("traces", bytes.NewReader(s.collector.Bytes()))
+	}
 	found("log", strings.NewReader(s.cmd.Stderr.(*locked).String()))
 	for _, e := range s.env {
 		if address, ok := strings.CutPrefix(e, "EPHEMERAL_ADMIN_LISTEN="); ok {
@@ -140,7 +144,10 @@ func plain(t *testing.T, rdb *redis.Client, key string) string {
 // retention; and nowhere some time after it was deleted without that. The same search finds the words of a run that is
 // kept.
 func TestCanaries(t *testing.T) {
-	s := startOwn(t, "EPHEMERAL_LEASE=2s", "EPHEMERAL_POOL_MAX_MACHINES=2", "EPHEMERAL_LOG_FORMAT=json")
+	collector := tracingtest.New(t)
+	s := startOwn(t, "EPHEMERAL_LEASE=2s", "EPHEMERAL_POOL_MAX_MACHINES=2", "EPHEMERAL_LOG_FORMAT=json",
+		"OTEL_EXPORTER_OTLP_ENDPOINT="+collector.URL, "OTEL_BSP_SCHEDULE_DELAY=200")
+	s.collector = collector
 	n := s.tenant(t, 1_000_000)
 	in := func(command string) (client.Request, []string) {
 		w := []string{canary("command"), canary("path"), canary("content"), canary("meta"), canary("output"), canary("left")}
@@ -176,14 +183,17 @@ func TestCanaries(t *testing.T) {
 		if !strings.Contains(seen, words[4]) || !strings.Contains(seen, words[2]) {
 			t.Errorf("a live reader saw the output %q", seen)
 		}
-		if r := n.ended(t, created.Run.ID); r.State != run.Succeeded || r.Money.Charged == 0 {
-			t.Errorf("ended %s, %+v", r.State, r.Error)
+		first := n.ended(t, created.Run.ID)
+		if first.State != run.Succeeded || first.Money.Charged == 0 {
+			t.Errorf("ended %s, %+v", first.State, first.Error)
 		}
 		prompt := canary("prompt")
 		r := n.finish(t, client.Request{Prompt: prompt, ZeroDataRetention: true})
 		if r.State != run.Succeeded || r.Usage.ModelCalls == 0 {
 			t.Errorf("the prompt ended %s, %+v", r.State, r.Error)
 		}
+		checkTrace(t, collector, first)
+		checkTrace(t, collector, r)
 		time.Sleep(1200 * time.Millisecond) // the append-only file is written every second
 		if places := s.traces(t, append(words, prompt)...); len(places) > 0 {
 			t.Errorf("afterwards: %q", places)

@@ -22,6 +22,7 @@ import (
 	"github.com/ephemeral-run/ephemeral/client"
 	"github.com/ephemeral-run/ephemeral/gateway/apitest"
 	"github.com/ephemeral-run/ephemeral/run"
+	"github.com/ephemeral-run/ephemeral/run/tracing/tracingtest"
 	"github.com/ephemeral-run/ephemeral/vmm/jail"
 	"github.com/ephemeral-run/ephemeral/vmm/provision"
 )
@@ -85,6 +86,8 @@ type server struct {
 	cmd    *exec.Cmd
 	log    *bytes.Buffer
 	ended  chan error
+
+	collector *tracingtest.Collector // of the server's traces; nil: it sends none
 }
 
 // start starts a server on the data directory and returns when it is ready. More variables may be given.
