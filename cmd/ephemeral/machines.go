@@ -38,7 +38,7 @@ func (c *cell) runNode(ctx context.Context, ready *readiness, registry *promethe
 		return fmt.Errorf("open the hypervisor: %w", err)
 	}
 	defer func() { err = errors.Join(err, driver.Close()) }()
-	parts, err := provision.New(ctx, c.Provision, driver, provision.Agent{Probe: guest.Probe, Warm: guest.Warm})
+	parts, err := provision.New(ctx, c.Provision, driver, provision.Agent{Probe: guest.Probe, Warm: guest.Warm, Rehearse: guest.Rehearse})
 	if err != nil {
 		return fmt.Errorf("open the host's parts: %w", err)
 	}
@@ -88,7 +88,7 @@ func poolName(image string, s vmm.Shape) string {
 func (s *stand) openPool() (err error) {
 	options := []pool.Option{pool.WithLogger(s.log), pool.WithAdmission(s.parts.Admit), pool.WithObserver(s.observer), pool.WithPatience(vmm.Patience)}
 	if s.parts.Rest() == provision.RestRunning { // idle guests lose their pages
-		options = append(options, pool.WithKeepWarm(func(ctx context.Context, m *provision.Machine) error { return guest.Probe(ctx, m) }))
+		options = append(options, pool.WithKeepWarm(func(ctx context.Context, m *provision.Machine) error { return guest.Exercise(ctx, m) }))
 	}
 	empty := s.Pool
 	empty.MinReady, empty.MaxReady = 0, 0

@@ -14,17 +14,25 @@ import (
 // booted. On a busy host it is longer; see vmm.Patience.
 const warmTimeout = 60 * time.Second
 
-// Probe runs one real command in a machine that is not prepared yet, and rehearses Prepare. It proves that the machine
-// works, and brings in the memory and the code that the next command and Prepare need.
+// Probe runs one real command in a machine that is not prepared yet. It proves that the machine works, and brings in the
+// memory and the code that the next command needs.
 func Probe(ctx context.Context, m vmm.Machine) error {
-	client := Connect(m.Dial)
-	if err := warm(ctx, client, "/bin/true"); err != nil {
-		return fmt.Errorf("probe: %w", err)
-	}
-	if err := client.rehearse(ctx); err != nil {
+	if err := warm(ctx, Connect(m.Dial), "/bin/true"); err != nil {
 		return fmt.Errorf("probe: %w", err)
 	}
 	return nil
+}
+
+// Rehearse has the agent do all that Prepare does, and remain unprepared: it brings in the memory and the code that
+// Prepare needs. Prepare itself must not be called meanwhile: both move the clock.
+func Rehearse(ctx context.Context, m vmm.Machine) error { return Connect(m.Dial).rehearse(ctx) }
+
+// Exercise is Probe and Rehearse, for a machine that has rested for long.
+func Exercise(ctx context.Context, m vmm.Machine) error {
+	if err := Probe(ctx, m); err != nil {
+		return err
+	}
+	return Rehearse(ctx, m)
 }
 
 // warmers are the programs that runs use most. Having been run once, they are in the template's page cache.

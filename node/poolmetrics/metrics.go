@@ -86,6 +86,9 @@ func (m *Metrics) Created(steps []provision.Step) {
 	}
 }
 
+// Rested implements provision.Observer.
+func (m *Metrics) Rested(steps []provision.Step) { m.Created(steps) }
+
 // CreateFailed implements provision.Observer.
 func (m *Metrics) CreateFailed(_ string, err error) {
 	m.failures.WithLabelValues(provision.FailureReason(err)).Inc()

@@ -54,7 +54,7 @@ func kvmMachines(ctx context.Context, o options, data string) (rows []row, err e
 		return nil, err
 	}
 	var first answered
-	parts, err := provision.New(ctx, s.Provision, driver, provision.Agent{Probe: first.probe, Warm: guest.Warm})
+	parts, err := provision.New(ctx, s.Provision, driver, provision.Agent{Probe: first.probe, Warm: guest.Warm, Rehearse: guest.Rehearse})
 	if err != nil {
 		return nil, err
 	}
@@ -138,6 +138,9 @@ func resume(ctx context.Context, o options, t vmm.Template, parts *provision.Pro
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, m.Close()) }()
+	if err := m.Rested(ctx); err != nil {
+		return nil, err
+	}
 	agent := vmmtest.NewAgent(m.Dial)
 	return repeat(ctx, o.rounds, "resume", func() (time.Duration, error) {
 		if err := errors.Join(m.Pause(ctx), settle(ctx)); err != nil {

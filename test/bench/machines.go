@@ -53,7 +53,7 @@ func machines(ctx context.Context, o options, data string) (rows []row, err erro
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, driver.Close()) }()
-	parts, err := provision.New(ctx, s.Provision, driver, provision.Agent{Probe: guest.Probe, Warm: guest.Warm})
+	parts, err := provision.New(ctx, s.Provision, driver, provision.Agent{Probe: guest.Probe, Warm: guest.Warm, Rehearse: guest.Rehearse})
 	if err != nil {
 		return nil, err
 	}
@@ -85,7 +85,7 @@ func machines(ctx context.Context, o options, data string) (rows []row, err erro
 	if err != nil {
 		return nil, err
 	}
-	restores, refills, err := restoreAndRefill(ctx, o, bare, template, parts)
+	restores, refills, rests, err := restoreAndRefill(ctx, o, bare, template, parts)
 	if err != nil {
 		return nil, err
 	}
@@ -101,18 +101,19 @@ func machines(ctx context.Context, o options, data string) (rows []row, err erro
 	if err != nil {
 		return nil, err
 	}
-	return append([]row{measured("vm.cold_boot", "ms", boots), measured("vm.restore", "ms", restores), refill, claimed}, rest...), nil
+	return append([]row{measured("vm.cold_boot", "ms", boots), measured("vm.restore", "ms", restores), refill, measured("pool.rested", "ms", rests), claimed}, rest...), nil
 }
 
 // restoreAndRefill measures in turns a bare restore and a machine made for the pool, each from nothing to a command that
-// the agent has run: ready means the same for both.
-func restoreAndRefill(ctx context.Context, o options, bare vmmtest.Bare, t vmm.Template, parts *provision.Provisioner) (restores, refills []time.Duration, err error) {
+// the agent has run: ready means the same for both. rests is from nothing until ours has rehearsed and is at rest, during
+// which it can be claimed.
+func restoreAndRefill(ctx context.Context, o options, bare vmmtest.Bare, t vmm.Template, parts *provision.Provisioner) (restores, refills, rests []time.Duration, err error) {
 	first, err := parts.Create(ctx, t) // after which there is a spare, as in a pool that refills
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	if err := errors.Join(first.Close(), spare(ctx, parts, t)); err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	_, err = repeat(ctx, o.rounds, "restore, bare and ours in turns", func() (time.Duration, error) {
 		b, err := bare.Restore(ctx, t)
@@ -126,12 +127,16 @@ func restoreAndRefill(ctx context.Context, o options, bare vmmtest.Bare, t vmm.T
 			return 0, err
 		}
 		refills = append(refills, time.Since(began))
+		if err := m.Rested(ctx); err != nil {
+			return 0, errors.Join(err, m.Close())
+		}
+		rests = append(rests, time.Since(began))
 		if err := m.Close(); err != nil {
 			return 0, err
 		}
 		return 0, spare(ctx, parts, t)
 	})
-	return restores, refills, err
+	return restores, refills, rests, err
 }
 
 // claim measures claims on a pool that has machines ready.

@@ -67,6 +67,11 @@ func resting(ctx context.Context, bare vmmtest.Bare, t vmm.Template, parts *prov
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
+	for _, m := range made {
+		if err := m.Rested(ctx); err != nil {
+			return nil, err
+		}
+	}
 	before, memory, err := measureRest(made)
 	if err != nil {
 		return nil, err

@@ -18,6 +18,8 @@ const (
 	StepResume = "resume" // the guest runs
 	StepProbe  = "probe"  // the guest's agent has run a command, which also brings in the memory that any needs
 	StepRest   = "rest"   // the machine is paused, or left running
+	// StepRehearse is no step to a ready machine. It comes after them, before the rest, where the agent has a rehearsal.
+	StepRehearse = "rehearse"
 )
 
 // createSteps is how a machine is created.
@@ -42,7 +44,8 @@ type creation struct {
 	err      error
 }
 
-// Create makes a machine of a template and returns it when it has proved to work and rests. When it fails nothing is left.
+// Create makes a machine of a template and returns it when it has proved to work and rests, or is about to; see
+// Agent.Rehearse. When it fails nothing is left.
 // An error that is vmm.ErrTemplate makes the next call of Template build a new one. Where a spare of the template is in hand
 // it starts at the load, and afterwards another one is launched.
 func (p *Provisioner) Create(ctx context.Context, t vmm.Template) (*Machine, error) {
@@ -58,6 +61,9 @@ func (p *Provisioner) Create(ctx context.Context, t vmm.Template) (*Machine, err
 	}
 	steps := make([]Step, 0, len(createSteps))
 	for _, step := range createSteps {
+		if step.name == StepRest && p.agent.Rehearse != nil {
+			break // it rests after that
+		}
 		if err := step.do(c, ctx); err != nil {
 			if errors.Is(err, vmm.ErrTemplate) {
 				p.distrust(t.Key)
@@ -74,6 +80,10 @@ func (p *Provisioner) Create(ctx context.Context, t vmm.Template) (*Machine, err
 		last = now
 	}
 	m := &Machine{Machine: c.machine, image: t.Image.Digest, tap: c.tap, rest: p.rest, steps: steps, madeAt: last}
+	if p.agent.Rehearse != nil {
+		m.rehearsal = p.rehearse(c.machine, p.told)
+		c.cleanup.push("rehearsal", m.rehearsal.stop)
+	}
 	p.own(m, &c.cleanup)
 	p.told.Created(steps)
 	return m, nil

@@ -12,6 +12,8 @@ import (
 type Observer interface {
 	// Created: a machine was made, by these steps.
 	Created(steps []Step)
+	// Rested: a machine that is ready came to rest, by these steps.
+	Rested(steps []Step)
 	// CreateFailed: a creation failed at the step.
 	CreateFailed(step string, err error)
 	// Closed: a machine was taken apart.
@@ -21,6 +23,7 @@ type Observer interface {
 type deaf struct{}
 
 func (deaf) Created([]Step)              {}
+func (deaf) Rested([]Step)               {}
 func (deaf) CreateFailed(string, error)  {}
 func (deaf) Closed(time.Duration, error) {}
 

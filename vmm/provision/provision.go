@@ -14,10 +14,13 @@ import (
 // ErrClosed: the provisioner was closed.
 var ErrClosed = errors.New("provisioner closed")
 
-// Agent is what provisioning asks of the guest's agent. Both must end soon after their context does.
+// Agent is what provisioning asks of the guest's agent. All must end soon after their context does.
 type Agent struct {
 	Probe func(context.Context, vmm.Machine) error // one real command, answered: the machine works
 	Warm  func(context.Context, vmm.Machine) error // runs what a template is to have in memory already
+	// Rehearse does what the user of a machine does first, so that it is faster then. It is no part of being ready: it goes
+	// on beside a ready machine, and one that is claimed meanwhile is its user's when it is done. nil: nothing.
+	Rehearse func(context.Context, vmm.Machine) error
 }
 
 // Provisioner makes machines on one host with one driver. Its methods are safe for concurrent use.

@@ -1,0 +1,95 @@
+package provision
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/ephemeral-run/ephemeral/vmm"
+)
+
+// rehearseLimit bounds a rehearsal and the rest after it. On a busy host it is longer; see vmm.Patience.
+const rehearseLimit = 30 * time.Second
+
+// rehearsal is what goes on beside a machine that is ready: it does what its user will do first, so that the user finds
+// that done once already, and comes to rest.
+type rehearsal struct {
+	end  context.CancelFunc
+	done chan struct{} // closed when nothing goes on any more
+
+	mu      sync.Mutex
+	claimed bool // so that it does not rest
+	resting bool // paused
+	err     error
+}
+
+// rehearse starts the rehearsal of a machine, which is ready and may be claimed meanwhile. A machine that fails it ends.
+func (p *Provisioner) rehearse(m vmm.Machine, told Observer) *rehearsal {
+	limit := time.Duration(vmm.Patience() * float64(rehearseLimit))
+	ctx, end := context.WithTimeout(context.Background(), limit)
+	r := &rehearsal{end: end, done: make(chan struct{})}
+	go func() {
+		defer close(r.done)
+		defer end()
+		began := time.Now()
+		if err := p.agent.Rehearse(ctx, m); err != nil {
+			r.fail(m, fmt.Errorf("rehearse: %w", err))
+			return
+		}
+		steps := []Step{{StepRehearse, time.Since(began)}}
+		if p.rest == RestPaused {
+			began = time.Now()
+			if err := r.pause(ctx, m); err != nil {
+				r.fail(m, fmt.Errorf("rest: %w", err))
+				return
+			}
+			steps = append(steps, Step{StepRest, time.Since(began)})
+		}
+		told.Rested(steps)
+	}()
+	return r
+}
+
+// pause pauses the machine, unless it is claimed already.
+func (r *rehearsal) pause(ctx context.Context, m vmm.Machine) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.claimed {
+		return nil
+	}
+	err := m.Pause(ctx)
+	r.resting = err == nil
+	return err
+}
+
+// fail ends the machine, which tells whoever keeps it that it is of no use.
+func (r *rehearsal) fail(m vmm.Machine, err error) {
+	r.mu.Lock()
+	r.err = err
+	r.mu.Unlock()
+	_ = m.Close() // Machine.Close closes it again, and tells
+}
+
+// claim ends the rest: it waits for what goes on, since a guest does one thing at a time, and tells whether the machine is
+// paused.
+func (r *rehearsal) claim(ctx context.Context) (paused bool, err error) {
+	r.mu.Lock()
+	r.claimed = true
+	r.mu.Unlock()
+	select {
+	case <-r.done:
+	case <-ctx.Done():
+		return false, context.Cause(ctx)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.resting, r.err
+}
+
+// stop ends the rehearsal and waits for its end.
+func (r *rehearsal) stop() error {
+	r.end()
+	<-r.done
+	return nil
+}

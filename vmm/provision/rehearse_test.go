@@ -1,0 +1,143 @@
+package provision
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ephemeral-run/ephemeral/vmm"
+)
+
+// rehearsing is a provisioner whose agent has a rehearsal, with a template.
+func rehearsing(t *testing.T, s *stage, rest Rest) (*Provisioner, vmm.Template) {
+	t.Helper()
+	p, tmpl := made(t, s)
+	c := p.config
+	c.Rest = rest
+	agent := s.agent()
+	agent.Rehearse = func(ctx context.Context, _ vmm.Machine) error { return s.do(ctx, "rehearse") }
+	p, err := prepare(c, s, agent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.host = s
+	return p, tmpl
+}
+
+var toReady = []string{"make jail", "make tap", "launch", "restore", "resume", "probe"}
+
+var undone = []string{"close machine", "close tap", "close jail"}
+
+func TestRehearsesBesideAReadyMachine(t *testing.T) {
+	for rest, want := range map[Rest][]string{RestPaused: {"rehearse", "pause", "resume"}, RestRunning: {"rehearse"}} {
+		s := newStage()
+		p, tmpl := rehearsing(t, s, rest)
+		m, err := p.Create(t.Context(), tmpl)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for _, step := range m.Steps() {
+			names = append(names, step.Name)
+		}
+		if diff := cmp.Diff([]string{StepLaunch, StepLoad, StepResume, StepProbe}, names); diff != "" {
+			t.Errorf("steps to a ready machine (-want +got):\n%s", diff)
+		}
+		if err := errors.Join(m.Rested(t.Context()), m.Wake(t.Context()), m.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(slices.Concat(toReady, want, undone), s.events()); diff != "" {
+			t.Errorf("%s: what happened (-want +got):\n%s", rest, diff)
+		}
+		s.empty(t, p)
+	}
+}
+
+// A claim in the middle of a rehearsal waits for its end, since both would move the clock, and finds the machine running.
+func TestClaimInTheMiddleOfARehearsal(t *testing.T) {
+	for _, rest := range []Rest{RestPaused, RestRunning} {
+		s := newStage()
+		begun, goOn := make(chan struct{}), make(chan struct{})
+		s.before = func(what string) {
+			if what == "rehearse" {
+				close(begun)
+				<-goOn
+			}
+		}
+		p, tmpl := rehearsing(t, s, rest)
+		m, err := p.Create(t.Context(), tmpl)
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-begun
+		gone := errors.New("caller left")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		cancel(gone)
+		if err := m.Wake(ctx); !errors.Is(err, gone) {
+			t.Errorf("waking in a rehearsal, with no time: %v", err)
+		}
+		woken := make(chan error, 1)
+		go func() { woken <- m.Wake(t.Context()) }()
+		select {
+		case err := <-woken:
+			t.Fatalf("woken in the middle of the rehearsal: %v", err)
+		case <-time.After(10 * time.Millisecond):
+		}
+		close(goOn)
+		if err := errors.Join(<-woken, m.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(slices.Concat(toReady, []string{"rehearse"}, undone), s.events()); diff != "" {
+			t.Errorf("%s: what happened (-want +got):\n%s", rest, diff)
+		}
+		s.empty(t, p)
+	}
+}
+
+func TestRehearsalThatFailsEndsTheMachine(t *testing.T) {
+	broken := errors.New("broken")
+	for _, what := range []string{"rehearse", "pause"} {
+		s := newStage()
+		p, tmpl := rehearsing(t, s, RestPaused)
+		s.fail[what] = broken
+		m, err := p.Create(t.Context(), tmpl)
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-m.Done()
+		if err := m.Rested(t.Context()); !errors.Is(err, broken) {
+			t.Errorf("rested: %v", err)
+		}
+		if err := m.Wake(t.Context()); !errors.Is(err, broken) {
+			t.Errorf("woken: %v", err)
+		}
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+		s.empty(t, p)
+	}
+}
+
+func TestCloseEndsARehearsal(t *testing.T) {
+	for _, closing := range []string{"machine", "provisioner"} {
+		s := newStage()
+		p, tmpl := rehearsing(t, s, RestPaused)
+		s.hang["rehearse"] = true
+		m, err := p.Create(t.Context(), tmpl)
+		if err != nil {
+			t.Fatal(err)
+		}
+		end := m.Close
+		if closing == "provisioner" {
+			end = p.Close
+		}
+		if err := end(); err != nil {
+			t.Error(err)
+		}
+		s.empty(t, p)
+	}
+}
