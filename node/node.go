@@ -26,9 +26,6 @@ type Executor interface {
 	Execute(ctx context.Context, l *run.Lease)
 }
 
-// offerTime bounds an offer: nobody waits for it longer.
-const offerTime = time.Second
-
 // errShutdown ends the runs of a node that stops.
 var errShutdown = errors.New("node stopped")
 
@@ -74,8 +71,6 @@ func (n *Node) Run(ctx context.Context) error {
 	var workers sync.WaitGroup
 	work, stop := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer stop(nil)
-	n.offer(ctx, n.slots.now())
-	defer n.offer(context.WithoutCancel(ctx), 0)
 	workers.Go(func() { n.reap(ctx) })
 	n.take(ctx, work, &workers)
 
@@ -119,19 +114,9 @@ func (n *Node) take(ctx, work context.Context, workers *sync.WaitGroup) {
 	}
 }
 
-// offer tells how many runs this node takes at once, from which waits are estimated. A failure costs no more than that.
-func (n *Node) offer(ctx context.Context, slots int) {
-	ctx, cancel := context.WithTimeout(ctx, offerTime)
-	defer cancel()
-	if err := n.store.Offer(ctx, n.name, slots); err != nil && ctx.Err() == nil {
-		n.log.Debug("cannot tell how many runs this node takes", "error", err)
-	}
-}
-
-// reap recovers runs whose node is gone: any node does it for all, as often as half a lease. It repeats the offer as well.
+// reap recovers runs whose node is gone: any node does it for all, as often as half a lease.
 func (n *Node) reap(ctx context.Context) {
 	for sleepUntil(ctx, time.Now().Add(n.lease/2)) {
-		n.offer(ctx, n.slots.now())
 		requeued, lost, err := n.store.Reap(ctx, "")
 		if err != nil {
 			if ctx.Err() == nil {

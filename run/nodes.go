@@ -34,23 +34,40 @@ const (
 	nodeKept     = 24 * time.Hour   // after which it is forgotten
 )
 
-// Announce stores what a node says of itself; SeenAt and Alive are filled in.
+// Announce stores what a node says of itself; SeenAt and Alive are filled in. The slots of a node that is not draining count
+// for the estimate of waits until it has been silent for too long.
 func (s *Store) Announce(ctx context.Context, n Node) error {
-	n.SeenAt, n.Alive = time.UnixMicro(s.micros()).UTC(), false
+	if !nodePattern.MatchString(n.ID) || n.Slots < 0 || n.Slots > maxConcurrency {
+		return fmt.Errorf("announce node %.64q, %d runs at once: %w", n.ID, n.Slots, ErrRange)
+	}
+	now := s.micros()
+	n.SeenAt, n.Alive = time.UnixMicro(now).UTC(), false
 	raw, err := encode("node", n)
 	if err != nil {
 		return fmt.Errorf("announce node: %w", err)
 	}
-	if err := s.rdb.HSet(ctx, s.keys.nodes(), n.ID, raw).Err(); err != nil {
-		return fmt.Errorf("announce node %s: %w", n.ID, unavailable(err))
+	err = s.pipelined(ctx, func(p redis.Pipeliner) {
+		p.HSet(ctx, s.keys.nodes(), n.ID, raw)
+		if n.Draining || n.Slots == 0 {
+			p.HDel(ctx, s.keys.slots(), n.ID)
+		} else {
+			p.HSet(ctx, s.keys.slots(), n.ID, fmt.Sprintf("%d %d", n.Slots, now+nodeSilence.Microseconds()))
+		}
+	})
+	if err != nil {
+		return fmt.Errorf("announce node %s: %w", n.ID, err)
 	}
 	return nil
 }
 
 // Retire forgets a node that has stopped.
 func (s *Store) Retire(ctx context.Context, id string) error {
-	if err := s.rdb.HDel(ctx, s.keys.nodes(), id).Err(); err != nil {
-		return fmt.Errorf("retire node %s: %w", id, unavailable(err))
+	err := s.pipelined(ctx, func(p redis.Pipeliner) {
+		p.HDel(ctx, s.keys.nodes(), id)
+		p.HDel(ctx, s.keys.slots(), id)
+	})
+	if err != nil {
+		return fmt.Errorf("retire node %s: %w", id, err)
 	}
 	return nil
 }
@@ -76,7 +93,7 @@ func (s *Store) Nodes(ctx context.Context) ([]Node, error) {
 		nodes = append(nodes, n)
 	}
 	if len(gone) > 0 {
-		err := s.pipelined(ctx, func(p redis.Pipeliner) { p.HDel(ctx, s.keys.nodes(), gone...) })
+		err := s.pipelined(ctx, func(p redis.Pipeliner) { p.HDel(ctx, s.keys.nodes(), gone...); p.HDel(ctx, s.keys.slots(), gone...) })
 		if err != nil {
 			return nil, fmt.Errorf("forget nodes: %w", err)
 		}

@@ -2,7 +2,6 @@ package run
 
 import (
 	"context"
-	"fmt"
 	"time"
 )
 
@@ -68,21 +67,4 @@ func (s *Store) placeOf(ctx context.Context, org string, id ID) (*Place, error) 
 		return nil, nil
 	}
 	return decodePlace(r)
-}
-
-// Offer says how many runs a node takes at once, for the estimate of waits; it holds for two leases. 0 withdraws it.
-func (s *Store) Offer(ctx context.Context, node string, slots int) error {
-	if !nodePattern.MatchString(node) || slots < 0 || slots > maxConcurrency {
-		return fmt.Errorf("offer of node %.64q, %d runs at once: %w", node, slots, ErrRange)
-	}
-	var err error
-	if slots == 0 {
-		err = s.rdb.HDel(ctx, s.keys.slots(), node).Err()
-	} else {
-		err = s.rdb.HSet(ctx, s.keys.slots(), node, fmt.Sprintf("%d %d", slots, s.micros()+2*s.cfg.Lease.Microseconds())).Err()
-	}
-	if err != nil {
-		return fmt.Errorf("offer of node %s: %w", node, unavailable(err))
-	}
-	return nil
 }

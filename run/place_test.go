@@ -49,7 +49,7 @@ func (l *line) pass(to time.Time) {
 
 // fill takes runs while there are slots.
 func (l *line) fill() {
-	l.must(l.Offer(l.ctx, "n1", l.slots))
+	l.must(l.Announce(l.ctx, Node{ID: "n1", Slots: l.slots}))
 	for len(l.working) < l.slots {
 		lease, err := l.tryTake(l.ctx, "n1")
 		l.must(err)
@@ -234,8 +234,8 @@ func TestNoEstimateWithoutExperience(t *testing.T) {
 	if !errors.As(err, &full) || !errors.Is(err, ErrQueueFull) || full.RetryAfter != 0 {
 		t.Errorf("refused with %v", err)
 	}
-	if err := f.Offer(f.ctx, "n 1", 1); !errors.Is(err, ErrRange) {
-		t.Errorf("offer of a node without a name: %v", err)
+	if err := f.Announce(f.ctx, Node{ID: "n 1", Slots: 1}); !errors.Is(err, ErrRange) {
+		t.Errorf("announcement of a node without a name: %v", err)
 	}
 }
 
