@@ -73,8 +73,14 @@ func machines(ctx context.Context, o options, data string) (rows []row, err erro
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, tap.Close()) }()
+	equal, err := newShare("ephemeral-bench", s.Provision.Jail.CPUWeight)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, equal.remove()) }()
 	bare := vmmtest.Bare{
-		QEMU: s.QEMU.Path, KVM: driver.Isolation() == vmm.KVM, TBSize: s.QEMU.TBSize, Image: image, Shape: s.Provision.Shape(),
+		Started: equal.add,
+		QEMU:    s.QEMU.Path, KVM: driver.Isolation() == vmm.KVM, TBSize: s.QEMU.TBSize, Image: image, Shape: s.Provision.Shape(),
 		NIC: &vmm.NIC{Tap: tap.Name, MAC: tap.MAC, File: tap.File}, Private: os.Geteuid() != 0,
 	}
 

@@ -38,7 +38,34 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	os.Exit(m.Run())
+	code := m.Run()
+	if kept != "" {
+		if err := os.RemoveAll(kept); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = max(code, 1)
+		}
+	}
+	os.Exit(code)
+}
+
+// kept is a data directory for tests that take turns with it, so that its template is made once. "": there is none yet.
+var kept string
+
+// lasting is the directory kept.
+func lasting(t testing.TB) string {
+	t.Helper()
+	if kept != "" {
+		return kept
+	}
+	dir, err := os.MkdirTemp("", "provision-*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept = dir
+	if err := os.Chmod(dir, 0o711); err != nil { // machines' users pass through
+		t.Fatal(err)
+	}
+	return dir
 }
 
 // Machines on the real host: network namespace, jail, QEMU, Debian.

@@ -31,6 +31,8 @@ type Bare struct {
 	NIC    *vmm.NIC // with File; nil: none, as the template must have been made
 	// Private opens a template's memory read-only, which QEMU can from 8.2 on and has to where root may not write to it.
 	Private bool
+	// Started is told of the process at once; nil: nobody is.
+	Started func(pid int) error
 	// Watch looks at the process once the agent has run a command; nil: nobody does.
 	Watch func(pid int) error
 }
@@ -131,6 +133,11 @@ func (b Bare) run(ctx context.Context, state *os.File, commands string, extra []
 		return times, err
 	}
 	defer func() { err = end(err) }()
+	if b.Started != nil {
+		if err := b.Started(pid); err != nil {
+			return times, err
+		}
+	}
 	stop := context.AfterFunc(ctx, func() { _ = monitor.Close() })
 	defer stop()
 	if commands != "" {
