@@ -84,15 +84,15 @@ func (h *Handler) webSearch(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	results, status, answered, err := h.b.web.Search(ctx, req.Query, req.Count)
+	found, answered, err := h.b.web.Search(ctx, req.Query, req.Count)
 	if err != nil {
 		p := webFailed(err)
-		p.upstream = status
-		o.done(answered, status, 0, p.code)
+		p.upstream = found.Status
+		o.done(answered, found.Status, 0, p.code)
 		return p
 	}
-	o.done(true, status, int64(len(results)), "")
-	return writeJSON(w, map[string]any{"query": req.Query, "results": results})
+	o.done(true, found.Status, found.Bytes, "")
+	return writeJSON(w, map[string]any{"query": req.Query, "results": found.Results})
 }
 
 func webFailed(err error) *problem {

@@ -18,16 +18,23 @@ type Result struct {
 	Snippet string `json:"snippet"`
 }
 
+// Found is what a search gave.
+type Found struct {
+	Results []Result
+	Status  int   // of the endpoint's answer; 0 if there was none
+	Bytes   int64 // received
+}
+
 // Search asks the search endpoint and returns at most count results. answered tells whether it began to answer, also when
-// there is an error. The endpoint is the operator's: it may have a private address.
-func (c *Client) Search(ctx context.Context, query string, count int) (results []Result, status int, answered bool, err error) {
+// there is an error; f has then the status alone. The endpoint is the operator's: it may have a private address.
+func (c *Client) Search(ctx context.Context, query string, count int) (f Found, answered bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
 	defer cancel()
 	var began atomic.Bool
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotFirstResponseByte: func() { began.Store(true) }})
 	data, status, err := c.ask(ctx, query)
 	if err != nil {
-		return nil, status, began.Load(), c.failure(ctx, err)
+		return Found{Status: status}, began.Load(), c.failure(ctx, err)
 	}
 	var doc struct {
 		Results []struct {
@@ -37,19 +44,19 @@ func (c *Client) Search(ctx context.Context, query string, count int) (results [
 		} `json:"results"`
 	}
 	if json.Unmarshal(data, &doc) != nil {
-		return nil, status, true, ErrUpstream
+		return Found{Status: status}, true, ErrUpstream
 	}
-	results = []Result{}
+	f = Found{Results: []Result{}, Status: status, Bytes: int64(len(data))}
 	for _, r := range doc.Results {
-		if len(results) == count {
+		if len(f.Results) == count {
 			break
 		}
 		if !strings.HasPrefix(r.URL, "http://") && !strings.HasPrefix(r.URL, "https://") || len(r.URL) > 2048 {
 			continue
 		}
-		results = append(results, Result{Title: c.text(r.Title, maxTitle), URL: c.text(r.URL, 2048), Snippet: c.text(r.Content, maxSnippet)})
+		f.Results = append(f.Results, Result{Title: c.text(r.Title, maxTitle), URL: c.text(r.URL, 2048), Snippet: c.text(r.Content, maxSnippet)})
 	}
-	return results, status, true, nil
+	return f, true, nil
 }
 
 func (c *Client) ask(ctx context.Context, query string) (data []byte, status int, err error) {

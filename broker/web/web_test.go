@@ -1,6 +1,7 @@
 package web
 
 import (
+	"bytes"
 	"compress/gzip"
 	"context"
 	"errors"
@@ -9,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -58,9 +60,8 @@ func site(t *testing.T, change ...func(*Config)) (*Client, string) {
 	mux.HandleFunc("/bomb", func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/plain")
 		w.Header().Set("Content-Encoding", "gzip")
-		z := gzip.NewWriter(w)
-		for range 1000 {
-			if _, err := z.Write(make([]byte, 1<<20)); err != nil {
+		for range 256 { // 1 GiB in all: members follow each other (RFC 1952)
+			if _, err := w.Write(bomb()); err != nil {
 				return
 			}
 		}
@@ -119,6 +120,15 @@ func site(t *testing.T, change ...func(*Config)) (*Client, string) {
 	t.Cleanup(func() { c.Close(); server.CloseClientConnections(); server.Close() })
 	return c, base
 }
+
+// bomb is 4 MiB of zeros, compressed.
+var bomb = sync.OnceValue(func() []byte {
+	var b bytes.Buffer
+	z := gzip.NewWriter(&b)
+	_, _ = z.Write(make([]byte, 4<<20)) // a buffer takes everything
+	_ = z.Close()
+	return b.Bytes()
+})
 
 func TestFetch(t *testing.T) {
 	c, base := site(t)
@@ -205,21 +215,22 @@ func TestFetchStaysOutside(t *testing.T) {
 
 func TestSearch(t *testing.T) {
 	c, _ := site(t)
-	results, status, answered, err := c.Search(t.Context(), "x", 10)
-	if err != nil || status != 200 || !answered || len(results) != 2 || results[0] != (Result{"One hit", "https://a.example/", "first"}) || len(results[1].Snippet) != maxSnippet {
-		t.Errorf("%+v, %d, %v", results, status, err)
+	f, answered, err := c.Search(t.Context(), "x", 10)
+	results := f.Results
+	if err != nil || f.Status != 200 || f.Bytes < 5000 || !answered || len(results) != 2 || results[0] != (Result{"One hit", "https://a.example/", "first"}) || len(results[1].Snippet) != maxSnippet {
+		t.Errorf("%+v, %v", f, err)
 	}
-	if results, _, _, err := c.Search(t.Context(), "x", 1); err != nil || len(results) != 1 {
-		t.Errorf("one: %+v, %v", results, err)
+	if f, _, err := c.Search(t.Context(), "x", 1); err != nil || len(f.Results) != 1 {
+		t.Errorf("one: %+v, %v", f, err)
 	}
 	for _, q := range []string{"broken", "redirect"} {
-		if _, _, answered, err := c.Search(t.Context(), q, 10); !errors.Is(err, ErrUpstream) || !answered || strings.Contains(err.Error(), "127.0.0.1") {
+		if _, answered, err := c.Search(t.Context(), q, 10); !errors.Is(err, ErrUpstream) || !answered || strings.Contains(err.Error(), "127.0.0.1") {
 			t.Errorf("%s: %v", q, err)
 		}
 	}
-	results, _, _, err = c.Search(t.Context(), "key", 10)
-	if err != nil || strings.Contains(strings.ReplaceAll(fmt.Sprint(results), " ", ""), "MARKER") {
-		t.Errorf("the key is shown: %+v, %v", results, err)
+	f, _, err = c.Search(t.Context(), "key", 10)
+	if err != nil || strings.Contains(strings.ReplaceAll(fmt.Sprint(f.Results), " ", ""), "MARKER") {
+		t.Errorf("the key is shown: %+v, %v", f.Results, err)
 	}
 	if none, _ := site(t, func(c *Config) { c.SearchURL = "" }); none.CanSearch() {
 		t.Error("search without an endpoint")

@@ -13,6 +13,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/ephemeral-run/ephemeral/broker/postgres/postgrestest"
 	"github.com/ephemeral-run/ephemeral/client"
 	"github.com/ephemeral-run/ephemeral/run"
@@ -24,6 +26,9 @@ const (
 	searchToken = "srch-outward-77b1c04d9e5a3f28"
 	dbPassword  = "pw-outward-19f2c8d6a0b74e35"
 )
+
+// searchAnswer is what the double of a search engine finds.
+const searchAnswer = `{"results": [{"title": "Tide tables", "url": "https://tides.example/", "content": "all harbours"}, {"title": "More", "url": "https://more.example/", "content": "more"}]}`
 
 // loopbackDouble is a double of everything on the network that speaks HTTP: a page, a search engine and an API. It listens
 // on loopback, which no run may reach: the test's server allows it with EPHEMERAL_WEB_ALLOW and EPHEMERAL_CONNECTION_ALLOW.
@@ -49,7 +54,7 @@ func (d *loopbackDouble) answer(w http.ResponseWriter, r *http.Request) {
 	case r.URL.Path == "/search":
 		token = searchToken
 		w.Header().Set("Content-Type", "application/json")
-		body = `{"results": [{"title": "Tide tables", "url": "https://tides.example/", "content": "all harbours"}, {"title": "More", "url": "https://more.example/", "content": "more"}]}`
+		body = searchAnswer
 	case strings.HasPrefix(r.URL.Path, "/v1/invoices/"):
 		token = apiToken
 		w.Header().Set("Content-Type", "application/json")
@@ -152,6 +157,94 @@ func TestToolsReachOutward(t *testing.T) {
 	if r.State != run.Succeeded || r.Result == nil {
 		t.Fatalf("ended %s, error %+v\n%s", r.State, r.Error, n.server.cmd.Stderr)
 	}
-	t.Log(r.Result.Output)
-	t.Logf("%q %+v %+v", d.requests(), r.Money, n.events(t, r.ID))
+	if want := strings.ReplaceAll(outwardAnswer, "PAGE", d.URL+"/page"); r.Result.Output != want {
+		t.Errorf("the model was told\n%s\nwant\n%s", r.Result.Output, want)
+	}
+	if diff := cmp.Diff([]string{"GET /page?key=1", "GET /search?format=json&q=tides+of+Z%C3%BCrich", "GET /v1/invoices/7?full=1"}, d.requests()); diff != "" {
+		t.Errorf("the upstreams were asked (-want +got):\n%s", diff)
+	}
+	if left := db.Value(t, "shop", "select count(*) from goods"); left != "3" {
+		t.Errorf("%s goods are left", left)
+	}
+	checkOutward(t, d, r, n.events(t, r.ID))
+	checkRecord(t, r)
+	checkMoney(t, r, 40_000)
+	n.server.verify(t, n, r.ID, 7)
+}
+
+// outwardAnswer is what the tool calls gave.
+const outwardAnswer = `== page
+status 200, text/html, 160 bytes, PAGE?key=1
+title: Tides
+High water at Zürich is at 14:07.
+== found
+1. Tide tables
+   https://tides.example/
+   all harbours
+
+== invoice
+status 200
+Content-Type: application/json
+
+{"invoice": "7", "total": 1250, "you_are": "Bearer [redacted]"}
+== rows
+2 rows
+columns: [{"name":"name","type":"text"},{"name":"stock","type":"int8"}]
+["apple",12]
+["pear",3]
+
+== metadata
+error: address_not_allowed: the address is not public: address not allowed
+== private
+error: address_not_allowed: the address is not public: address not allowed
+== delete
+error: method_not_allowed_here: the connection allows GET, HEAD
+== outside
+error: path_not_allowed: the connection allows /invoices/*
+== other
+error: there is no connection "payroll" for this tool, only billing
+== write
+error: sql_not_allowed: statement not allowed: want SELECT, WITH, VALUES, TABLE, SHOW or EXPLAIN
+== inside
+exit code 0
+0
+curl: (7)
+`
+
+// checkOutward compares the events with the calls that were made and refused, and their charges with the money.
+func checkOutward(t *testing.T, d *loopbackDouble, r run.Run, events []run.Event) {
+	t.Helper()
+	var calls []run.CallData
+	refused := map[string]int64{}
+	var model, outward run.Micros
+	for _, e := range events {
+		switch data := e.Data.(type) {
+		case run.CallData:
+			if data.Duration <= 0 || data.Receipt == nil {
+				t.Errorf("%s: %+v without duration or receipt", e.Type, data)
+			}
+			outward += data.Charged
+			data.Duration, data.Receipt = 0, nil
+			calls = append(calls, data)
+		case run.ModelData:
+			model += data.Charged
+		case run.RefusedData:
+			refused[data.Code] = data.Count
+		}
+	}
+	want := []run.CallData{
+		{Kind: "fetch", Target: d.URL + "/page", Method: "GET", Status: 200, Bytes: 160, Charged: 100},
+		{Kind: "search", Target: "tides of Zürich", Method: "GET", Status: 200, Bytes: int64(len(searchAnswer)), Charged: 5000},
+		{Kind: "http", Target: "billing/invoices/7", Method: "GET", Status: 200, Bytes: 81, Charged: 7},
+		{Kind: "postgres", Target: "shop", Method: "SQL", Status: 200, Bytes: 140, Charged: 11},
+	}
+	if diff := cmp.Diff(want, calls); diff != "" {
+		t.Errorf("calls (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(map[string]int64{"address_not_allowed": 2, "method_not_allowed_here": 1, "path_not_allowed": 1, "sql_not_allowed": 1}, refused); diff != "" {
+		t.Errorf("refused (-want +got):\n%s", diff)
+	}
+	if r.Money.Web != outward || r.Money.Web != 5118 || r.Money.Model != model {
+		t.Errorf("money %+v; the events sum to %d for models and %d for the rest", r.Money, model, outward)
+	}
 }
