@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build image demo serve test test-api test-python test-browser test-kvm bench bench-kvm lint fuzz clean doctor screenshots man
+.PHONY: help setup build image demo serve test test-api test-python test-sdk test-browser test-kvm bench bench-kvm lint fuzz clean doctor screenshots man
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ test-python: ## test the Python client against a server of its own (a part of ma
 
 test-api: ## fuzz the HTTP API of a live server from its description, and load it
 	@scripts/test-api
+
+test-sdk: ## run the OpenAI SDK for Python, from PyPI, in a machine
+	@scripts/test-sdk
 
 test-browser: ## test the pages in a browser (a part of make test; pictures in build/screens)
 	@scripts/test-browser
