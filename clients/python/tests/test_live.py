@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import anyio
 import pytest
 
 import ephemeral
-from ephemeral import File
+from ephemeral import File, Limits
 
 pytestmark = pytest.mark.skipif("EPHEMERAL_API_KEY" not in os.environ, reason="no server: run scripts/test-python")
 
@@ -54,6 +55,58 @@ def test_one_key_is_one_run() -> None:
         assert e.value.code == "not_found"
 
 
+def test_what_a_member_sees() -> None:
+    with ephemeral.Client() as client:
+        run = client.create_run(command="true", wait=30)
+        today = datetime.now(timezone.utc).date()
+        days = client.usage(today - timedelta(days=1), today)
+        assert days[-1].runs > 0 and days[-1].charged >= run.money.charged > 0
+        charge = next(e for e in client.statement() if e.run == run.id)
+        assert charge.kind == "charge" and charge.amount == -run.money.charged
+        assert client.statement_page(limit=1).next_after == 1
+        assert client.limits().key == Limits(0, 0)
+        share = client.create_share(run.id, 3600)
+        assert share.token and [s.id for s in client.shares(run.id)] == [share.id]
+        client.revoke_share(run.id, share.id)
+        assert client.shares(run.id) == [] and len(client.receipt_keys()) == 1
+        with pytest.raises(ephemeral.APIError) as e:
+            client.orgs()
+        assert e.value.code == "forbidden"
+
+
+def test_administration() -> None:
+    with ephemeral.Client(api_key=os.environ["EPHEMERAL_ADMIN_KEY"]) as admin:
+        org = admin.create_org("Python", id="python-admin", concurrency=2)
+        assert admin.org(org.id) == org and org in admin.orgs() and org.retention_seconds is None
+        for _ in range(2):
+            assert admin.credit(org.id, 1_000_000, "once").balance == 1_000_000
+        assert admin.org_account(org.id).available == 1_000_000
+        assert [e.reference for e in admin.org_statement(org.id)] == ["once"]
+        assert admin.org_statement_page(org.id, limit=1).next_after is None
+        assert admin.limit_org(org.id, Limits(3, 9)) == admin.org_limits(org.id) == Limits(3, 9)
+        assert admin.retain_org(org.id, 3600).retention_seconds == 3600
+        member = admin.add_member(org.id, "Ada")
+        key = admin.create_key(org.id, "laptop", member=member.id, expires_at=datetime.now(timezone.utc) + timedelta(hours=1))
+        assert admin.members(org.id) == [member] and [k.id for k in admin.keys(org.id)] == [key.id]
+        assert admin.limit_key(key.id, Limits(1, 4)) == admin.key_limits(key.id) == Limits(1, 4)
+        with ephemeral.Client(api_key=key.secret) as theirs:
+            assert theirs.limits().key == Limits(1, 4)
+            assert theirs.create_run(command="true", wait=30).state == "succeeded"
+            assert sum(d.runs for d in admin.org_usage(org.id)) == 1
+            admin.revoke_key(key.id)
+            with pytest.raises(ephemeral.APIError) as e:
+                theirs.account()
+            assert e.value.code == "unauthenticated"
+        admin.put_connection(org.id, "catalogue", {"base_url": "https://catalogue.example.com"})
+        assert admin.connection(org.id, "catalogue") == admin.connections(org.id)[0]
+        admin.delete_connection(org.id, "catalogue")
+        admin.remove_member(org.id, member.id)
+        assert admin.connections(org.id) == [] and admin.members(org.id) == []
+        assert [n.alive for n in admin.nodes()] == [True]
+        pool = admin.pools()[0]
+        assert admin.set_pool(pool.name, {"min_ready": 1}).policy["min_ready"] == 1 and admin.pool(pool.name).name == pool.name
+
+
 def test_async() -> None:
     async def main() -> None:
         async with ephemeral.AsyncClient() as client:
@@ -65,5 +118,7 @@ def test_async() -> None:
             assert run.state == "cancelled"
             account = await client.account()
             assert account.available + account.held == account.balance
+            assert run.id in [e.run async for e in client.statement()]
+            assert (await client.usage())[-1].runs > 0
 
     anyio.run(main)

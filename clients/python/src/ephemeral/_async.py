@@ -12,12 +12,13 @@ import anyio
 import httpx
 
 from . import _wire
+from ._account_async import AsyncAccountCalls
 from ._errors import EphemeralError, UnreachableError
 from ._models import Account, Event, RemoteFile, Run, RunPage
 from ._wire import FileArgument, Request
 
 
-class AsyncClient:
+class AsyncClient(AsyncAccountCalls):
     """Calls one server with one API key. Use it in an ``async with`` statement, or close it.
 
     Calls that cannot do harm twice are repeated while the server cannot be reached or asks to come later, for

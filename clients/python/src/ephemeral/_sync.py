@@ -11,12 +11,13 @@ from typing import IO, Any
 import httpx
 
 from . import _wire
+from ._account_sync import AccountCalls
 from ._errors import EphemeralError, UnreachableError
 from ._models import Account, Event, RemoteFile, Run, RunPage
 from ._wire import FileArgument, Request
 
 
-class Client:
+class Client(AccountCalls):
     """Calls one server with one API key. Use it in a ``with`` statement, or close it.
 
     Calls that cannot do harm twice are repeated while the server cannot be reached or asks to come later, for
