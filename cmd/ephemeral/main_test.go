@@ -27,7 +27,7 @@ func TestScripts(t *testing.T) {
 
 // TestEveryVariableIsExplained holds every setting to a name, a meaning and a place of its own.
 func TestEveryVariableIsExplained(t *testing.T) {
-	name := regexp.MustCompile(`^EPHEMERAL_[A-Z0-9_]+$`)
+	name := regexp.MustCompile(`^(EPHEMERAL|OTEL)_[A-Z0-9_]+$`)
 	seen := map[string]bool{}
 	for _, v := range variables(reflect.TypeFor[settings]()) {
 		if !name.MatchString(v.Name) || v.Help == "" || seen[v.Name] {
