@@ -61,7 +61,7 @@ func TestRateLimitPerKey(t *testing.T) {
 	}
 	p := refused.problem(t)
 	wait, err := strconv.Atoi(refused.Header.Get("Retry-After"))
-	if p.Code != CodeRateLimited || err != nil || wait != 1 || !strings.Contains(refused.Header.Get("RateLimit"), ";r=0;t=") {
+	if p.Code != CodeRateLimited || err != nil || wait != 1 || !strings.Contains(refused.Header.Get("RateLimit"), ";r=0;t=1") {
 		t.Errorf("%+v, %v", p, refused.Header)
 	}
 	if r := get(0, other); r.StatusCode != 200 {

@@ -24,8 +24,8 @@ func ratePolicy(r run.Rate) string {
 	return policyName + ";q=" + strconv.Itoa(r.Burst) + ";w=" + strconv.Itoa(window)
 }
 
-// allowance tells the client what its key may still do: so many requests at once (r), all of them again in so many
-// seconds (t).
+// allowance tells the client what its key may still do: so many requests at once (r), and further ones in so many seconds
+// (t; 0: it may do all it ever may). Requests come back one by one, so t is never more than the time of one.
 func (s *Server) allowance(c *fiber.Ctx, a run.Allowance) {
 	if s.rate.PerSecond == 0 {
 		return
@@ -35,7 +35,7 @@ func (s *Server) allowance(c *fiber.Ctx, a run.Allowance) {
 	b = append(b, ";r="...)
 	b = strconv.AppendInt(b, int64(a.Remaining), 10)
 	b = append(b, ";t="...)
-	b = strconv.AppendInt(b, int64(seconds(a.Full)), 10)
+	b = strconv.AppendInt(b, int64(seconds(min(a.Full, time.Second/time.Duration(s.rate.PerSecond)))), 10)
 	c.Response().Header.SetBytesV(headerRateLimit, b)
 	c.Set(headerRateLimitPolicy, s.policy)
 }
