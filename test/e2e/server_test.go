@@ -92,6 +92,15 @@ type server struct {
 
 // start starts a server on the data directory and returns when it is ready. More variables may be given.
 func start(data string, env ...string) (*server, error) {
+	s, err := newServer(data, env...)
+	if err != nil {
+		return nil, err
+	}
+	return s, s.launch()
+}
+
+// newServer is a server that is not started yet.
+func newServer(data string, env ...string) (*server, error) {
 	image, err := filepath.Abs("../../build/images")
 	if err != nil {
 		return nil, err
@@ -119,11 +128,19 @@ func start(data string, env ...string) (*server, error) {
 		"EPHEMERAL_ADMIN_LISTEN="+admin, "EPHEMERAL_REPLAY_DIR="+replay, "EPHEMERAL_URL=http://"+listen,
 		"EPHEMERAL_REDIS_URL=", "EPHEMERAL_POOL_MAX_MACHINES=6", "EPHEMERAL_NODE_DRAIN=2s", "EPHEMERAL_LOG_LEVEL=debug")
 	s.env = append(s.env, env...)
-	return s, s.launch()
+	return s, nil
 }
 
 // launch starts the process and waits until it is ready.
 func (s *server) launch() error {
+	if err := s.begin(); err != nil {
+		return err
+	}
+	return s.ready()
+}
+
+// begin starts the process.
+func (s *server) begin() error {
 	s.cmd = exec.Command(binaries.ephemeral, "serve")
 	s.cmd.Env = s.env
 	out := &locked{w: s.log}
@@ -135,6 +152,12 @@ func (s *server) launch() error {
 	ended := make(chan error, 1)
 	s.ended = ended
 	go func() { ended <- s.cmd.Wait() }()
+	return nil
+}
+
+// ready waits until the server is.
+func (s *server) ready() error {
+	ended, out := s.ended, s.cmd.Stdout
 	deadline := time.Now().Add(startLimit)
 	for time.Now().Before(deadline) {
 		select {

@@ -21,6 +21,7 @@ import (
 
 	"github.com/ephemeral-run/ephemeral/images"
 	"github.com/ephemeral-run/ephemeral/vmm"
+	"github.com/ephemeral-run/ephemeral/vmm/cloudhypervisor/chfake"
 	"github.com/ephemeral-run/ephemeral/vmm/jail"
 	"github.com/ephemeral-run/ephemeral/vmm/provision"
 	"github.com/ephemeral-run/ephemeral/vmm/qemu"
@@ -31,6 +32,7 @@ import (
 const holdVariable = "EPHEMERAL_TEST_HOLD"
 
 func TestMain(m *testing.M) {
+	chfake.Main()
 	if dir := os.Getenv(holdVariable); dir != "" {
 		if err := hold(dir); err != nil {
 			fmt.Fprintln(os.Stderr, err)

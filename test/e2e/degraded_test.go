@@ -1,0 +1,147 @@
+package e2e
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ephemeral-run/ephemeral/client"
+	"github.com/ephemeral-run/ephemeral/images"
+	"github.com/ephemeral-run/ephemeral/run"
+)
+
+// TestServesWithoutATemplate starts a server whose image has a kernel that cannot boot. It must say so, keep answering and
+// accept runs; and carry those out when the image has been mended, with no restart.
+func TestServesWithoutATemplate(t *testing.T) {
+	dir, err := os.MkdirTemp("", "eph-e2e-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o711); err != nil { // machines run as other users, who have to pass through
+		t.Fatal(err)
+	}
+	link := filepath.Join(dir, "base")
+	whole := brokenImage(t, link)
+	s, err := newServer(filepath.Join(dir, "data"), "EPHEMERAL_IMAGE_DIR="+dir, "EPHEMERAL_POOL_MIN_READY=1", "EPHEMERAL_POOL_MAX_READY=1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.begin(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.stop(); err != nil {
+			t.Error(err)
+		}
+		if residue, err := s.residue(); err != nil || residue.Total() > 0 {
+			t.Errorf("left behind: %+v, %v", residue, err)
+		}
+	})
+	unready := s.told(t)
+	if unready.after == "" || !strings.Contains(unready.body, "template") {
+		t.Errorf("told that it is not ready by %q with Retry-After %q", unready.body, unready.after)
+	}
+	tenant := s.tenant(t, 1_000_000)
+	created, err := tenant.CreateRun(t.Context(), client.Request{Command: "echo mended"}, client.CreateOptions{})
+	if err != nil {
+		t.Fatalf("a run while there is no template: %v", err)
+	}
+	if got, err := tenant.Run(t.Context(), created.Run.ID); err != nil || got.State != run.Queued {
+		t.Errorf("the run is %s, %v", got.State, err)
+	}
+
+	mended := link + "-mended"
+	if err := os.Symlink(whole, mended); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(mended, link); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.ready(); err != nil {
+		t.Fatal(err)
+	}
+	if got := tenant.ended(t, created.Run.ID); got.State != run.Succeeded {
+		t.Errorf("the run ended %s: %+v", got.State, got.Error)
+	}
+}
+
+// answer is what /readyz said.
+type answer struct{ body, after string }
+
+// told waits until the server says why it is not ready: that the making of a template has failed.
+func (s *server) told(t *testing.T) answer {
+	t.Helper()
+	var last answer
+	for deadline := time.Now().Add(startLimit); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+		resp, err := http.Get("http://" + s.listen + "/readyz")
+		if err != nil {
+			continue
+		}
+		body := make([]byte, 4096)
+		n, _ := resp.Body.Read(body)
+		resp.Body.Close()
+		if resp.StatusCode == http.StatusOK {
+			t.Fatal("ready with a kernel that cannot boot")
+		}
+		last = answer{string(body[:n]), resp.Header.Get("Retry-After")}
+		if strings.Contains(last.body, "cannot be made") {
+			return last
+		}
+	}
+	t.Fatalf("not told why it is not ready: %+v\n%s", last, s.log)
+	return last
+}
+
+// brokenImage links to a copy of the tests' image that fits its manifest but has no kernel that boots, and tells where the
+// whole one is.
+func brokenImage(t *testing.T, link string) (whole string) {
+	t.Helper()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	from := os.Getenv("EPHEMERAL_TEST_IMAGE")
+	if from == "" {
+		from = "../../build/images/base"
+	}
+	whole, err := filepath.Abs(from)
+	must(err)
+	whole, err = filepath.EvalSymlinks(whole)
+	must(err)
+	broken := link + "-broken"
+	must(os.Mkdir(broken, 0o755))
+	manifest, err := images.ReadManifest(whole)
+	must(err)
+	digest := sha256.New()
+	for _, name := range []string{"vmlinuz", "initramfs", "rootfs.erofs"} {
+		file := manifest.Files[name]
+		if name == "vmlinuz" {
+			kernel := []byte(strings.Repeat("no kernel at all\n", 1000))
+			must(os.WriteFile(filepath.Join(broken, name), kernel, 0o644))
+			file.SHA256, file.Size = fmt.Sprintf("%x", sha256.Sum256(kernel)), int64(len(kernel))
+			manifest.Files[name] = file
+		} else {
+			content, err := os.ReadFile(filepath.Join(whole, name))
+			must(err)
+			must(os.WriteFile(filepath.Join(broken, name), content, 0o644))
+		}
+		fmt.Fprintf(digest, "%s  %s\n", file.SHA256, name)
+	}
+	manifest.Digest = fmt.Sprintf("sha256:%x", digest.Sum(nil))
+	content, err := json.Marshal(manifest)
+	must(err)
+	must(os.WriteFile(filepath.Join(broken, "manifest.json"), content, 0o644))
+	_, err = images.Open(broken)
+	must(err)
+	must(os.Symlink(broken, link))
+	return whole
+}
