@@ -107,6 +107,11 @@ func machines(ctx context.Context, o options, data string) (rows []row, err erro
 	if err != nil {
 		return nil, err
 	}
+	predicted, err := predictions(ctx, template, parts)
+	if err != nil {
+		return nil, err
+	}
+	rest = append(rest, predicted...)
 	return append([]row{measured("vm.cold_boot", "ms", boots), measured("vm.restore", "ms", restores), refill, measured("pool.rested", "ms", rests), claimed}, rest...), nil
 }
 

@@ -133,7 +133,10 @@ func judge(rows []row) []row {
 			holds = holds && r.Ratio != nil && *r.Ratio <= r.mostRatio
 		}
 		if r.leastRatio > 0 {
-			r.Bar = fmt.Sprintf(">= %.3g x %s", r.leastRatio, r.Baseline)
+			if r.Bar != "" {
+				r.Bar += " and "
+			}
+			r.Bar += fmt.Sprintf(">= %.3g x %s", r.leastRatio, r.Baseline)
 			holds = holds && r.Ratio != nil && *r.Ratio >= r.leastRatio
 		}
 		if r.Bar != "" {

@@ -21,6 +21,9 @@ import (
 // restAtOnce is how many machines rest while their memory and CPU time are measured.
 const restAtOnce = 4
 
+// restAge is how old a bare machine is when its memory is looked at.
+const restAge = 2 * time.Second
+
 // restTime is how long resting machines are watched.
 const restTime = 10 * time.Second
 
@@ -93,6 +96,7 @@ func resting(ctx context.Context, bare vmmtest.Bare, t vmm.Template, parts *prov
 	}
 	var theirs []float64
 	bare.Watch = func(pid int) error {
+		time.Sleep(restAge) // as long as ours have been there, on average
 		s, err := vmm.ProcessStats(pid)
 		theirs = append(theirs, float64(s.PrivateBytes)/(1<<20))
 		return err

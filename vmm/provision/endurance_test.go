@@ -3,22 +3,15 @@ package provision_test
 import (
 	"context"
 	"errors"
-	"fmt"
-	"log/slog"
-	"math"
-	"math/rand/v2"
 	"os"
 	"runtime"
-	"slices"
 	"strconv"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/ephemeral-run/ephemeral/vmm"
-	"github.com/ephemeral-run/ephemeral/vmm/pool"
-	"github.com/ephemeral-run/ephemeral/vmm/pool/simulate"
-	"github.com/ephemeral-run/ephemeral/vmm/pool/workload"
+	"github.com/ephemeral-run/ephemeral/vmm/pool/replay"
 	"github.com/ephemeral-run/ephemeral/vmm/provision"
 )
 
@@ -134,143 +127,19 @@ func openWith(ctx context.Context, t *testing.T, c provision.Config) (*provision
 	return p, tmpl, end
 }
 
-// TestSimulatorPredictsThisHost replays a trace against a pool of real machines and against the simulator, which takes for
-// each machine what making and destroying it took meanwhile: what else the host does hits both alike, and what is compared is
-// what pool and policy make of it. EPHEMERAL_TEST_ARRIVALS makes it longer.
+// TestSimulatorPredictsThisHost replays a trace against a pool of real machines and against the simulator.
+// EPHEMERAL_TEST_ARRIVALS makes it longer.
 func TestSimulatorPredictsThisHost(t *testing.T) {
 	arrivals := number(t, "EPHEMERAL_TEST_ARRIVALS", 20)
-	dir := lasting(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
-	p, tmpl, end := openWith(ctx, t, realConfig(dir))
-	defer func() {
-		if err := end(); err != nil {
-			t.Error(err)
-		}
-	}()
-	cfg := pool.Config{MinReady: 1, MaxReady: 2, MaxMachines: 6, RefillConcurrency: 1, MakeTimeout: time.Minute}
-	r := &replay{t: t, ctx: ctx, destroys: make([]time.Duration, arrivals)}
-	machines, err := pool.New(cfg, func(ctx context.Context) (*provision.Machine, error) { return r.make(ctx, p, tmpl) },
-		pool.WithLogger(slog.New(slog.DiscardHandler)))
-	if err != nil {
+	p, tmpl, end := openWith(ctx, t, realConfig(lasting(t)))
+	o, err := replay.Run(ctx, func(ctx context.Context) (*provision.Machine, error) { return p.Create(ctx, tmpl) }, arrivals, 300*time.Millisecond)
+	if err := errors.Join(err, end()); err != nil {
 		t.Fatal(err)
 	}
-	for machines.Stats().Ready < 1 {
-		time.Sleep(10 * time.Millisecond)
-	}
-	first := r.makes[0]
-	process := workload.Poisson(1 / first.Seconds()) // so that the maker has much to do, as in a burst
-	trace := workload.Workload{Process: process, Service: workload.Const(300 * time.Millisecond), Count: arrivals, Seed: 7}
-	var given []workload.Arrival
-	next := trace.Start()
-	for a, ok := next(); ok; a, ok = next() {
-		given = append(given, a)
-	}
-	r.play(machines, given)
-	stats := machines.Stats()
-	if err := machines.Close(); err != nil {
-		t.Error(err)
-	}
-	want := r.predicted(cfg, given)
-	missed := 1 - float64(stats.Hits)/float64(arrivals)
-	slices.Sort(r.waits)
-	p95 := r.waits[(len(r.waits)*95+99)/100-1]
-	said := fmt.Sprintf("%d arrivals, a make takes %s: missed %.3f, predicted %.3f; p95 of the waits %.3f s, predicted %.3f s",
-		arrivals, first.Round(time.Millisecond), missed, want.MissRate, p95, want.WaitP95)
-	t.Log(said)
-	if missed == 0 || math.Abs(missed-want.MissRate) > 0.2*missed || math.Abs(p95-want.WaitP95) > 0.3*p95 {
-		t.Error("not within 20 percent of the misses and 30 percent of the wait: ", said)
+	t.Log(o)
+	if !o.Holds() {
+		t.Error("not within 20 percent of the misses and 30 percent of the wait: ", o)
 	}
 }
-
-// replay is a trace played on real machines, and how long those took.
-type replay struct {
-	t   *testing.T
-	ctx context.Context
-
-	mu       sync.Mutex
-	makes    []time.Duration // in order: one is made at a time
-	destroys []time.Duration // in the order in which the machines were claimed
-	waits    []float64       // seconds
-}
-
-func (r *replay) make(ctx context.Context, p *provision.Provisioner, tmpl vmm.Template) (*provision.Machine, error) {
-	began := time.Now()
-	m, err := p.Create(ctx, tmpl)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.makes = append(r.makes, time.Since(began))
-	return m, err
-}
-
-// play has the arrivals come at their times, and waits until all have been served.
-func (r *replay) play(machines *pool.Pool[*provision.Machine], given []workload.Arrival) {
-	var runs sync.WaitGroup
-	began := time.Now()
-	for _, a := range given {
-		time.Sleep(time.Until(began.Add(a.At)))
-		runs.Go(func() {
-			from := time.Now()
-			m, err := machines.Claim(r.ctx)
-			if err != nil {
-				r.t.Error(err)
-				return
-			}
-			r.mu.Lock()
-			n := len(r.waits)
-			r.waits = append(r.waits, time.Since(from).Seconds())
-			r.mu.Unlock()
-			machines.Settled(m)
-			time.Sleep(a.Service)
-			from = time.Now()
-			if err := m.Close(); err != nil {
-				r.t.Error(err)
-			}
-			r.mu.Lock()
-			r.destroys[n] = time.Since(from)
-			r.mu.Unlock()
-			machines.Released(m)
-		})
-	}
-	runs.Wait()
-}
-
-// predicted is what the simulator says of the trace.
-func (r *replay) predicted(cfg pool.Config, given []workload.Arrival) simulate.Result {
-	r.t.Helper()
-	result, err := simulate.Run(r.ctx, simulate.Config{
-		Pool: cfg, Restore: &measured{all: r.makes}, Destroy: &measured{all: r.destroys}, Settle: workload.Const(0), MaxWait: -1,
-		MemoryMiB: 512, ReadyMemoryMiB: 512,
-		Workload: workload.Workload{Given: given, ServiceGiven: true, Count: len(given), Seed: 1},
-	})
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	return result
-}
-
-// measured is a distribution that gives what was measured, in its order, and after that the mean.
-type measured struct {
-	all  []time.Duration
-	next int
-}
-
-// Sample gives the next one.
-func (m *measured) Sample(*rand.Rand) time.Duration {
-	if m.next < len(m.all) {
-		m.next++
-		return m.all[m.next-1]
-	}
-	return m.Mean()
-}
-
-// Mean is that of all.
-func (m *measured) Mean() time.Duration {
-	var sum time.Duration
-	for _, d := range m.all {
-		sum += d
-	}
-	return sum / time.Duration(max(1, len(m.all)))
-}
-
-func (m *measured) String() string { return fmt.Sprintf("%d measured", len(m.all)) }
