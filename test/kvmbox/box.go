@@ -204,13 +204,16 @@ func (b *box) Run(ctx context.Context, c Command) (int, error) {
 	return exit.Code, nil
 }
 
-// ErrHung: the box does not answer any more. Emulated processors with machines of their own now and then stop for good: all
-// that is known of it is that nothing runs.
+// ErrHung: the box does not answer any more.
 var ErrHung = errors.New("the box hangs")
 
 const (
-	// hangCheck is the time between two questions whether a box lives.
-	hangCheck = 10 * time.Second
+	// hangCheck is the time between two questions whether a box lives. Each question is an interrupt as well, and that is
+	// why it is short: QEMU's VMRUN notes a virtual interrupt in the same word of bits as its other threads note the
+	// interrupts of devices, without their lock, so that now and then one of those is lost. Was it the timer's, and the box
+	// has nothing to do before the next one, it sleeps for good; the APIC holds the lost interrupt, though, and
+	// delivers it with the next one, whatever that is of.
+	hangCheck = time.Second
 	// hangLimit is long: on a busy host a box with many machines takes its time.
 	hangLimit = 2 * time.Minute
 )
