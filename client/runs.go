@@ -20,6 +20,7 @@ type Request struct {
 	Model             string            `json:"model,omitempty"` // "provider/model"
 	Web               bool              `json:"web,omitempty"`
 	Shell             *bool             `json:"shell,omitempty"` // nil: on
+	Image             string            `json:"image,omitempty"` // empty: run.DefaultImage
 	Files             []run.File        `json:"files,omitempty"`
 	Connections       []string          `json:"connections,omitempty"`
 	ExposeBroker      bool              `json:"expose_broker,omitempty"`

@@ -11,6 +11,8 @@ const (
 	CodeInvalidRequest        Code = "invalid_request"
 	CodeUnknownModel          Code = "unknown_model"
 	CodeUnknownConnection     Code = "unknown_connection"
+	CodeUnknownImage          Code = "unknown_image"
+	CodeImageNotAllowed       Code = "image_not_allowed"
 	CodeInvalidIdempotencyKey Code = "invalid_idempotency_key"
 	CodeInvalidParameter      Code = "invalid_parameter"
 	CodeUnsupportedMediaType  Code = "unsupported_media_type"
@@ -55,6 +57,10 @@ var Catalogue = []Entry{
 		"Use a model id of the form provider/model that this server offers, or leave model out for the default.", 0},
 	{CodeUnknownConnection, http.StatusBadRequest, "A connection is not known",
 		"Use names of connections that your organisation has configured.", 0},
+	{CodeUnknownImage, http.StatusUnprocessableEntity, "The image is not known",
+		"Use the name of an image that all nodes of this server serve, or leave image out for base.", 0},
+	{CodeImageNotAllowed, http.StatusForbidden, "The organisation may not use the image",
+		"Use an image that your organisation may use, or ask an administrator to allow this one.", 0},
 	{CodeInvalidIdempotencyKey, http.StatusBadRequest, "The Idempotency-Key header is malformed",
 		"Send one Idempotency-Key of 1 to 255 visible ASCII characters, for example a UUID in double quotes.", 0},
 	{CodeInvalidParameter, http.StatusBadRequest, "A query or header parameter is invalid",

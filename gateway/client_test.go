@@ -17,7 +17,7 @@ var methods = map[string]string{
 	"getShared": "Shared", "getSharedEvents": "SharedEvents", "getAccount": "Account", "getUsage": "Usage", "getStatement": "Statement",
 	"getLimits": "Limits", "createOrg": "CreateOrg", "listOrgs": "Orgs", "getOrg": "Org", "getOrgAccount": "OrgAccount",
 	"getOrgUsage": "OrgUsage", "addMember": "AddMember", "listMembers": "Members", "removeMember": "RemoveMember", "listNodes": "Nodes",
-	"getOrgStatement": "OrgStatement", "getOrgLimits": "OrgLimits", "putOrgLimits": "LimitOrg", "putOrgRetention": "RetainOrg",
+	"getOrgStatement": "OrgStatement", "getOrgLimits": "OrgLimits", "putOrgLimits": "LimitOrg", "putOrgRetention": "RetainOrg", "putOrgImages": "AllowImages",
 	"credit": "Credit", "createKey": "CreateKey", "listKeys": "Keys", "putConnection": "PutConnection", "listConnections": "Connections",
 	"getConnection": "Connection", "deleteConnection": "DeleteConnection", "listReceiptKeys": "ReceiptKeys",
 	"getKeyLimits": "KeyLimits", "putKeyLimits": "LimitKey", "revokeKey": "RevokeKey", "listPools": "Pools", "getPool": "Pool",

@@ -25,6 +25,7 @@ type ledgerStore interface {
 	Statement(ctx context.Context, org string, after int64, limit int) ([]run.Entry, error)
 	LimitOrg(ctx context.Context, org string, l run.Limits) (run.Org, error)
 	RetainOrg(ctx context.Context, org string, seconds int) (run.Org, error)
+	imageStore
 	LimitKey(ctx context.Context, id string, l run.Limits) error
 	KeyLimits(ctx context.Context, id string) (run.Limits, error)
 }

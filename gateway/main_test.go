@@ -60,6 +60,9 @@ func (f *fakeStore) AuthenticateAt(_ context.Context, secret string, _ run.Rate)
 	return run.Key{}, run.Allowance{}, run.ErrUnauthenticated
 }
 
+// ServedImages: no node has said anything.
+func (f *fakeStore) ServedImages(context.Context) ([]string, bool, error) { return nil, false, nil }
+
 func (f *fakeStore) CheckKey(context.Context, string) error { return nil }
 
 func (f *fakeStore) Admit(_ context.Context, a run.Admission) (run.Run, bool, error) {

@@ -112,6 +112,8 @@ func toProblem(err error) *Problem {
 	case errors.Is(err, run.ErrInsufficientFunds):
 		return problem(CodeInsufficientFunds, "The available balance is below max_cost_micros; nothing was reserved.",
 			FieldError{"max_cost_micros", "is more than the account has available"})
+	case errors.Is(err, run.ErrImage):
+		return problem(CodeImageNotAllowed, "", FieldError{"image", "is not one that your organisation may use"})
 	case errors.Is(err, run.ErrBudget):
 		return problem(CodeBudgetTooSmall, "", FieldError{"max_cost_micros", "cannot pay for the first slice of compute"})
 	case errors.Is(err, run.ErrQueueFull):

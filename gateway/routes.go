@@ -52,6 +52,7 @@ func (s *Server) publicRoutes() []route {
 		{get, "/v1/orgs/:id/limits", s.as(run.Admin, s.getOrgLimits)},
 		{http.MethodPut, "/v1/orgs/:id/limits", s.as(run.Admin, s.putOrgLimits)},
 		{put, "/v1/orgs/:id/retention", s.as(run.Admin, s.putOrgRetention)},
+		{put, "/v1/orgs/:id/images", s.as(run.Admin, s.putOrgImages)},
 		{post, "/v1/orgs/:id/credits", s.as(run.Admin, s.credit)},
 		{post, "/v1/orgs/:id/keys", s.as(run.Admin, s.createKey)},
 		{get, "/v1/orgs/:id/keys", s.as(run.Admin, s.listKeys)},

@@ -71,7 +71,13 @@ func (s *Server) readAdmission(ctx context.Context, c *fiber.Ctx, key run.Key) (
 	}
 	defer release()
 	connections := finder{ctx: ctx, store: s.deps.Store, org: key.Org}
+	names, known, err := s.images.in(ctx, s.deps.Store)
+	if err != nil {
+		return run.Admission{}, err
+	}
 	spec, err := parseSpec(body, rules{
+		images:        names,
+		imagesKnown:   known,
 		hasModel:      s.deps.HasModel,
 		defaultModel:  s.deps.DefaultModel,
 		hasConnection: connections.has,

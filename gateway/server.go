@@ -102,6 +102,7 @@ type Server struct {
 	cors     cors
 	rate     run.Rate            // of each key
 	policy   string              // the rate as a header
+	images   servedImages        // by the cell's nodes
 	bodies   *semaphore.Weighted // bytes of request bodies in memory
 	base     context.Context     // of everything done for a request; ends when the drain is over
 	stop     context.CancelFunc

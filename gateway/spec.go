@@ -38,6 +38,8 @@ type rules struct {
 	hasModel      func(model string) bool
 	defaultModel  string
 	hasConnection func(name string) bool
+	images        []string // that the cell serves
+	imagesKnown   bool     // false: no node has said yet
 }
 
 // request is a run's request while it is read: what was absent must be told from what was zero.
@@ -82,6 +84,8 @@ func (q *request) member(d *decoder, name string) error {
 		return d.text(name, &s.Command)
 	case "model":
 		return d.text(name, &s.Model)
+	case "image":
+		return d.text(name, &s.Image)
 	case "web":
 		return d.flag(name, &s.Web)
 	case "shell":
@@ -165,6 +169,7 @@ func (q *request) check(r rules) *Problem {
 		v.number("retention_seconds", q.keep, minRetention, maxRetention)
 		q.spec.RetentionSeconds = int(q.keep)
 	}
+	v.image(q, r)
 	v.files(q.spec.Files)
 	v.metadata(q.spec.Metadata)
 	if q.given["command"] {

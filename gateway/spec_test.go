@@ -18,6 +18,8 @@ var testRules = rules{
 	hasModel:      func(m string) bool { return m == "openai/small" || m == "replay/proof" },
 	defaultModel:  "replay/proof",
 	hasConnection: func(c string) bool { return c == "billing" || c == "crm" },
+	images:        []string{"base", "data"},
+	imagesKnown:   true,
 }
 
 func TestParseSpecFillsDefaults(t *testing.T) {

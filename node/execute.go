@@ -24,13 +24,26 @@ var (
 
 // Pool gives ready machines; see vmm/pool.
 type Pool interface {
-	// Claim waits for a ready machine until ctx ends.
-	Claim(ctx context.Context) (*provision.Machine, error)
+	// Claim waits for a ready machine of the image until ctx ends. *ImageError: there will be none.
+	Claim(ctx context.Context, image string) (*provision.Machine, error)
 	// Settled tells that a claimed machine is up, so that refill need not stand back for it any longer.
 	Settled(m *provision.Machine)
 	// Released tells that a claimed machine was closed, so that its place can be refilled.
 	Released(m *provision.Machine)
 }
+
+// ImageError says that a node has no machines of an image.
+type ImageError struct {
+	Image string
+	Err   error // why
+}
+
+func (e *ImageError) Error() string {
+	return fmt.Sprintf("no machines of image %s: %v", e.Image, e.Err)
+}
+
+// Unwrap gives the reason.
+func (e *ImageError) Unwrap() error { return e.Err }
 
 // Runner is the executor that runs each run in a machine of its own.
 type Runner struct {
@@ -44,7 +57,7 @@ type Runner struct {
 	Metrics   *Metrics        // nil: nothing is counted
 	Traces    *tracing.Tracer // nil: none are sent
 	// Used is told when a run was queued and how long it had its machine; nil: nobody is.
-	Used func(queued time.Time, service time.Duration)
+	Used func(image string, queued time.Time, service time.Duration)
 	Log  *slog.Logger
 
 	mu      sync.Mutex
@@ -145,7 +158,7 @@ func giveBack(ctx context.Context, err error) bool {
 
 // claim gets a ready machine and sets the price of its first slice aside.
 func (x *execution) claim(ctx context.Context) error {
-	m, err := x.Pool.Claim(ctx)
+	m, err := x.Pool.Claim(ctx, x.lease.Spec.ImageName())
 	if err != nil {
 		return err
 	}
@@ -244,7 +257,7 @@ func (x *execution) destroy(ctx context.Context) {
 	x.usage.attempts = attemptsOf(x.machine.EgressAttempts())
 	x.Pool.Released(x.machine)
 	if x.Used != nil && !x.again {
-		x.Used(x.lease.QueuedAt, time.Since(x.claimed))
+		x.Used(x.lease.Spec.ImageName(), x.lease.QueuedAt, time.Since(x.claimed))
 	}
 	x.owned.Wait()
 	x.line.stage("destroy")

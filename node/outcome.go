@@ -57,6 +57,9 @@ func (x *execution) failed(ctx context.Context, err error) run.Outcome {
 		return failure("too_many_events", fmt.Sprintf("the run reported more than %d events", maxEvents))
 	case errors.Is(err, guest.ErrLost):
 		return failure("agent_lost", "the connection to the machine broke before the worker ended")
+	case errors.As(err, new(*ImageError)):
+		x.Log.Error("run failed", "run", x.lease.Run, "error", err)
+		return failure("image_unavailable", "the node has no machines of the image that the run asked for; nothing was charged")
 	case errors.Is(err, run.ErrUnavailable):
 		x.Log.Error("run failed", "run", x.lease.Run, "error", err)
 		return failure("store_unavailable", "the store did not answer for so long that the run's compute could not be paid any more")

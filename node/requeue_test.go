@@ -16,7 +16,7 @@ import (
 // emptyPool has no machine: a claim waits until its context ends.
 type emptyPool struct{ Pool }
 
-func (emptyPool) Claim(ctx context.Context) (*provision.Machine, error) {
+func (emptyPool) Claim(ctx context.Context, _ string) (*provision.Machine, error) {
 	<-ctx.Done()
 	return nil, context.Cause(ctx)
 }

@@ -20,7 +20,7 @@ var admitScript = loadScript("admit")
 // Admit accepts a run: it reserves the whole of MaxCostMicros, stores the record and queues it, in one step. With an
 // idempotency key that was used in the last 24 hours for the same request it returns that run as it is now, replayed.
 // Errors, each without any effect: ErrIdempotencyConflict (the key was used for another request), ErrBudget (the hold
-// cannot pay the first slice of compute), ErrInsufficientFunds, ErrQueueFull (of the
+// cannot pay the first slice of compute), ErrInsufficientFunds, ErrImage (the organisation may not use the image), ErrQueueFull (of the
 // organisation or of its key; a *QueueFullError), ErrNotFound (no such organisation),
 // ErrRange, ErrUnavailable (repeat the call: with the key nothing happens twice).
 //
@@ -64,7 +64,7 @@ func (s *Store) Admit(ctx context.Context, a Admission) (r Run, replayed bool, e
 			k.active(a.Org), k.runs(a.Org), k.ring(), k.limits(a.Key), k.parked(a.Org), k.keyParked(a.Key), k.leases()},
 		k.events(), k.work(), rid, a.Org, now, fingerprint, idempotencyTTL.Milliseconds(), int64(a.Spec.MaxCostMicros),
 		int64(a.FirstSlice), request, spec, flag(a.Spec.ZeroDataRetention), a.Key, s.cfg.QueueLimit, s.cfg.Concurrency,
-		prefix, suffix, (time.Duration(a.Spec.RetentionSeconds) * time.Second).Milliseconds())
+		prefix, suffix, (time.Duration(a.Spec.RetentionSeconds) * time.Second).Milliseconds(), a.Spec.ImageName())
 	if err != nil {
 		return fail(err)
 	}
@@ -105,6 +105,8 @@ func (a Admission) check() error {
 		return fmt.Errorf("hold of %d micro-dollars: %w", a.Spec.MaxCostMicros, ErrRange)
 	case a.Spec.RetentionSeconds < 0 || a.Spec.RetentionSeconds > maxRetentionSeconds:
 		return fmt.Errorf("retention of %d seconds: %w", a.Spec.RetentionSeconds, ErrRange)
+	case a.Spec.Image != "" && !imageName.MatchString(a.Spec.Image):
+		return fmt.Errorf("image %.80q: %w", a.Spec.Image, ErrRange)
 	case a.FirstSlice < 0 || a.FirstSlice > maxMicros:
 		return fmt.Errorf("first slice of %d micro-dollars: %w", a.FirstSlice, ErrRange)
 	case a.IdempotencyKey != "" && !validFingerprint(a.Fingerprint):

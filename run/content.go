@@ -29,7 +29,7 @@ func (sp Spec) split() (kept Spec, whole bool) {
 
 // bare is the spec without content.
 func (sp Spec) bare() Spec {
-	return Spec{Model: sp.Model, Web: sp.Web, Shell: sp.Shell, ExposeBroker: sp.ExposeBroker, TimeoutSeconds: sp.TimeoutSeconds,
+	return Spec{Model: sp.Model, Image: sp.Image, Web: sp.Web, Shell: sp.Shell, ExposeBroker: sp.ExposeBroker, TimeoutSeconds: sp.TimeoutSeconds,
 		MaxCostMicros: sp.MaxCostMicros, ZeroDataRetention: sp.ZeroDataRetention, RetentionSeconds: sp.RetentionSeconds,
 		Traceparent: sp.Traceparent}
 }

@@ -14,14 +14,15 @@ import (
 // Node is what a host that carries out runs says of itself.
 type Node struct {
 	ID         string    `json:"id"`
-	Version    string    `json:"version"`    // of the program
-	Hypervisor string    `json:"hypervisor"` // name and version
-	Isolation  string    `json:"isolation"`  // "kvm" or "emulated"
-	Image      string    `json:"image"`      // digest
-	Slots      int       `json:"slots"`      // runs at once
-	Running    int       `json:"running"`    // runs now
-	Ready      int       `json:"ready"`      // machines that wait for a run
-	Draining   bool      `json:"draining"`   // takes no more runs
+	Version    string    `json:"version"`         // of the program
+	Hypervisor string    `json:"hypervisor"`      // name and version
+	Isolation  string    `json:"isolation"`       // "kvm" or "emulated"
+	Image      string    `json:"image"`           // digest, of the first of Images
+	Images     []string  `json:"images,omitzero"` // names of those that it serves; none: the default image alone
+	Slots      int       `json:"slots"`           // runs at once
+	Running    int       `json:"running"`         // runs now
+	Ready      int       `json:"ready"`           // machines that wait for a run
+	Draining   bool      `json:"draining"`        // takes no more runs
 	StartedAt  time.Time `json:"started_at"`
 	SeenAt     time.Time `json:"seen_at"` // when it said so
 	Alive      bool      `json:"alive"`   // it spoke lately

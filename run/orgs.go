@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"regexp"
 	"strconv"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -19,6 +20,7 @@ type Org struct {
 	Concurrency int       `json:"concurrency"`                // runs at once; 0: the default
 	QueueLimit  int       `json:"queue_limit,omitzero"`       // runs that may wait; 0: the default; set by LimitOrg
 	Retention   int       `json:"retention_seconds,omitzero"` // content is erased so long after a run's end; 0: with the record; set by RetainOrg
+	Images      []string  `json:"images,omitzero"`            // that its runs may use; none: any; set by AllowImages
 	CreatedAt   time.Time `json:"created_at"`
 }
 
@@ -89,6 +91,9 @@ func (s *Store) Org(ctx context.Context, id string) (Org, error) {
 	}
 	if f["queue_limit"] != "" {
 		o.QueueLimit = int(d.int("queue_limit"))
+	}
+	if f["images"] != "" {
+		o.Images = strings.Split(f["images"], ",")
 	}
 	if d.err != nil {
 		return Org{}, fmt.Errorf("organisation %s: %w", id, d.err)

@@ -69,6 +69,7 @@ type Spec struct {
 	Prompt            string            `json:"prompt,omitempty"`
 	Command           string            `json:"command,omitempty"`
 	Model             string            `json:"model,omitempty"` // "provider/model"; empty for a command
+	Image             string            `json:"image,omitempty"` // what its machine boots from; empty: DefaultImage
 	Web               bool              `json:"web"`
 	Shell             bool              `json:"shell"`
 	Files             []File            `json:"files,omitempty"`
@@ -80,6 +81,17 @@ type Spec struct {
 	RetentionSeconds  int               `json:"retention_seconds,omitempty"` // content is erased so long after the end; 0: no sooner than the rest
 	Metadata          map[string]string `json:"metadata,omitempty"`
 	Traceparent       string            `json:"traceparent,omitempty"` // span that the run's belong under (W3C Trace Context); empty: no trace was on
+}
+
+// DefaultImage is the image of a run that names none.
+const DefaultImage = "base"
+
+// ImageName is the name of the image that the run's machine boots from.
+func (sp Spec) ImageName() string {
+	if sp.Image == "" {
+		return DefaultImage
+	}
+	return sp.Image
 }
 
 // File is one file that the run finds in its working directory.
@@ -202,6 +214,8 @@ var (
 	ErrBudget = errors.New("budget exhausted")
 	// ErrQueueFull: the organisation, or its API key, has as many runs waiting as it may.
 	ErrQueueFull = errors.New("queue full")
+	// ErrImage: the organisation may not use the image.
+	ErrImage = errors.New("image not allowed")
 	// ErrRateLimited: the API key is used more often than it may.
 	ErrRateLimited = errors.New("rate limited")
 	// ErrExists: an organisation with that id exists and is another one.

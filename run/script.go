@@ -156,6 +156,7 @@ var refusals = map[string]error{
 	"EXISTS":   ErrExists,
 	"FULL":     ErrQueueFull,
 	"FUNDS":    ErrInsufficientFunds,
+	"IMAGE":    ErrImage,
 	"LEASE":    ErrLeaseLost,
 	"NOTFOUND": ErrNotFound,
 	"RANGE":    ErrRange,

@@ -11,12 +11,15 @@ import (
 
 	"github.com/ephemeral-run/ephemeral/images"
 	"github.com/ephemeral-run/ephemeral/node/doctor"
+	"github.com/ephemeral-run/ephemeral/node/imagepool"
+	"github.com/ephemeral-run/ephemeral/run"
 )
 
-// imageConfig says which image machines boot from.
+// imageConfig says which images machines boot from.
 type imageConfig struct {
-	Dir  string `env:"EPHEMERAL_IMAGE_DIR" help:"directory of images (empty: images in the data directory)"`
-	Name string `env:"EPHEMERAL_IMAGE" envDefault:"base" help:"image that machines boot from"`
+	Dir       string   `env:"EPHEMERAL_IMAGE_DIR" help:"directory of images (empty: images in the data directory)"`
+	Names     []string `env:"EPHEMERAL_IMAGES" envDefault:"base" help:"images that the node serves, with commas between them; NAME:MIB gives an image's machines another memory"`
+	MemoryMiB int      `env:"EPHEMERAL_POOLS_MEMORY_MIB" envDefault:"0" help:"memory of the machines of all images together, MiB (0: as much as the host has free)"`
 }
 
 // imageDir is the directory of images.
@@ -25,6 +28,14 @@ func imageDir(s settings) string {
 		return s.Image.Dir
 	}
 	return filepath.Join(s.Provision.DataDir, "images")
+}
+
+// firstImage is the name of the first image that the node serves.
+func firstImage(s settings) string {
+	if all, err := imagepool.Parse(s.Image.Names); err == nil {
+		return all[0].Image
+	}
+	return run.DefaultImage
 }
 
 func imageCommand() *cobra.Command {
@@ -98,7 +109,7 @@ func doctorCommand() *cobra.Command {
 				return err
 			}
 			checks := doctor.Run(cmd.Context(), doctor.Config{
-				DataDir: s.Provision.DataDir, ImageDir: filepath.Join(imageDir(s), s.Image.Name), RedisURL: s.Run.RedisURL,
+				DataDir: s.Provision.DataDir, ImageDir: filepath.Join(imageDir(s), firstImage(s)), RedisURL: s.Run.RedisURL,
 				QEMU: s.QEMU.Path, CloudHypervisor: s.CloudHypervisor.Path, Hypervisor: s.Hypervisor.Name, MemoryMiB: s.Provision.MemoryMiB, MinReady: s.Pool.MinReady, MaxMachines: s.Pool.MaxMachines,
 			})
 			if output.json() {

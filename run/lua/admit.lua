@@ -5,8 +5,8 @@
 --       7 lifetime of the idempotency key (ms), 8 amount to reserve, 9 price of the first compute slice,
 --       10 request as the record keeps it, 11 whole spec ('': the request is whole), 12 '1' zero data retention,
 --       13 API key id, 14 default queue limit (0: none), 15 default concurrency, 16 prefix and 17 suffix of a run's key,
---       18 how long the request wants its content kept after the end (ms; 0: as long as the rest)
--- Returns {'OK'} | {'REPLAY', run id, its record} | {'CONFLICT'} | {'NOTFOUND'} (no such org) | {'BUDGET'} | {'FUNDS'} |
+--       18 how long the request wants its content kept after the end (ms; 0: as long as the rest), 19 image
+-- Returns {'OK'} | {'REPLAY', run id, its record} | {'CONFLICT'} | {'NOTFOUND'} (no such org) | {'BUDGET'} | {'FUNDS'} | {'IMAGE'} |
 --         {'FULL', when the request will be let in (microseconds from now; -1: not known)}
 -- OK has two more values: the run's place in line (0: not known) and the microseconds until its turn (-1: not known).
 -- Safe to repeat: by the idempotency key, and by the run id, which the caller makes once.
@@ -22,8 +22,9 @@ if ARGV[6] ~= '' then
     return {'REPLAY', first, redis.call('HGETALL', ARGV[16] .. first .. ARGV[17])}
   end
 end
-local o = redis.call('HMGET', org, 'balance', 'held', 'queue_limit', 'concurrency')
+local o = redis.call('HMGET', org, 'balance', 'held', 'queue_limit', 'concurrency', 'images')
 if not o[1] then return {'NOTFOUND'} end
+if o[5] and o[5] ~= '' and not string.find(',' .. o[5] .. ',', ',' .. ARGV[19] .. ',', 1, true) then return {'IMAGE'} end
 if amount < tonumber(ARGV[9]) then return {'BUDGET'} end
 local held = num(o[2])
 if num(o[1]) - held < amount then return {'FUNDS'} end

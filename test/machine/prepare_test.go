@@ -24,7 +24,7 @@ type spoiled struct {
 	released atomic.Bool
 }
 
-func (p *spoiled) Claim(ctx context.Context) (*provision.Machine, error) {
+func (p *spoiled) Claim(ctx context.Context, _ string) (*provision.Machine, error) {
 	m, err := p.h.clone(ctx)
 	if err != nil {
 		return nil, err

@@ -49,6 +49,10 @@ type creation struct {
 // An error that is vmm.ErrTemplate makes the next call of Template build a new one. Where a spare of the template is in hand
 // it starts at the load, and afterwards another one is launched.
 func (p *Provisioner) Create(ctx context.Context, t vmm.Template) (*Machine, error) {
+	return p.create(ctx, t, p.told)
+}
+
+func (p *Provisioner) create(ctx context.Context, t vmm.Template, told Observer) (*Machine, error) {
 	if err := p.begin(); err != nil {
 		return nil, fmt.Errorf("create machine: %w", err)
 	}
@@ -72,7 +76,7 @@ func (p *Provisioner) Create(ctx context.Context, t vmm.Template) (*Machine, err
 				err = fmt.Errorf("%w: %w", cause, err)
 			}
 			err = &CreateError{ID: c.id, Step: step.name, Err: err}
-			p.told.CreateFailed(step.name, err)
+			told.CreateFailed(step.name, err)
 			return nil, errors.Join(err, c.cleanup.run(closeLimit))
 		}
 		now := time.Now()
@@ -81,11 +85,11 @@ func (p *Provisioner) Create(ctx context.Context, t vmm.Template) (*Machine, err
 	}
 	m := &Machine{Machine: c.machine, image: t.Image.Digest, tap: c.tap, rest: p.rest, steps: steps, madeAt: last}
 	if p.agent.Rehearse != nil {
-		m.rehearsal = p.rehearse(c.machine, p.told)
+		m.rehearsal = p.rehearse(c.machine, told)
 		c.cleanup.push("rehearsal", m.rehearsal.stop)
 	}
-	p.own(m, &c.cleanup)
-	p.told.Created(steps)
+	p.own(m, &c.cleanup, told)
+	told.Created(steps)
 	return m, nil
 }
 

@@ -28,6 +28,7 @@ type Keeper struct {
 	shape    vmm.Shape
 	progress func(string)
 	changed  func(vmm.Template)
+	told     Observer      // of what becomes of its machines; nil: the provisioner's
 	spoilt   chan struct{} // holds one: the template was refused
 
 	mu       sync.Mutex
@@ -69,6 +70,16 @@ func (e *KeeperError) Unwrap() error { return e.Err }
 // RetryAfter is how long it takes until the keeper tries again.
 func (e *KeeperError) RetryAfter() time.Duration { return max(0, time.Until(e.At)) }
 
+// Observe makes the keeper tell o, and not the provisioner's observer, what becomes of its machines. It is called before the
+// first Create.
+func (k *Keeper) Observe(o Observer) { k.told = o }
+
+// Admit is Provisioner.Admit for machines of the keeper's shape.
+func (k *Keeper) Admit() error { return k.parts.admit(k.shape.MemoryMiB) }
+
+// Shape is the size of the machines.
+func (k *Keeper) Shape() vmm.Shape { return k.shape }
+
 // Ready is nil when there is a template, else a *KeeperError.
 func (k *Keeper) Ready() error {
 	k.mu.Lock()
@@ -95,7 +106,11 @@ func (k *Keeper) Create(ctx context.Context) (*Machine, error) {
 	if !ok {
 		return nil, k.Ready()
 	}
-	m, err := k.parts.Create(ctx, t)
+	told := k.told
+	if told == nil {
+		told = k.parts.told
+	}
+	m, err := k.parts.create(ctx, t, told)
 	if errors.Is(err, vmm.ErrTemplate) {
 		k.spoil(t)
 	}

@@ -90,11 +90,11 @@ func (m *Machine) EgressAttempts() network.Attempts {
 func (m *Machine) Close() error { return m.close() }
 
 // own makes the machine's Close and puts it among the open ones.
-func (p *Provisioner) own(m *Machine, parts *cleanup) {
+func (p *Provisioner) own(m *Machine, parts *cleanup, told Observer) {
 	m.close = sync.OnceValue(func() error {
 		began := time.Now()
 		err := parts.run(closeLimit)
-		p.told.Closed(time.Since(began), err)
+		told.Closed(time.Since(began), err)
 		p.mu.Lock()
 		delete(p.open, m)
 		p.mu.Unlock()

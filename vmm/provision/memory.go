@@ -16,12 +16,15 @@ var ErrMemory = errors.New("not enough free memory for a machine")
 
 // Admit says whether the host has the memory for one more machine: all that the guest may use, what its VMM may use beside
 // it, and a reserve. It is for pool.WithAdmission.
-func (p *Provisioner) Admit() error {
+func (p *Provisioner) Admit() error { return p.admit(p.config.MemoryMiB) }
+
+// admit is Admit for a machine of a size.
+func (p *Provisioner) admit(memoryMiB int) error {
 	b, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
 		return fmt.Errorf("look at free memory: %w", err)
 	}
-	return admit(b, p.config.MemoryMiB+p.config.Jail.OverheadMiB)
+	return admit(b, memoryMiB+p.config.Jail.OverheadMiB)
 }
 
 // admit compares MemAvailable of proc_meminfo(5) with a machine's need, in MiB.

@@ -56,6 +56,7 @@ class AsyncClient(AsyncAccountCalls):
         prompt: str | None = None,
         files: FileArgument | None = None,
         model: str | None = None,
+        image: str | None = None,
         web: bool | None = None,
         shell: bool | None = None,
         connections: list[str] | None = None,
@@ -72,7 +73,7 @@ class AsyncClient(AsyncAccountCalls):
         body = _wire.run_body(
             command=command, prompt=prompt, files=files, model=model, web=web, shell=shell, connections=connections,
             timeout_seconds=timeout_seconds, max_cost_micros=max_cost_micros, zero_data_retention=zero_data_retention,
-            retention_seconds=retention_seconds, metadata=metadata,
+            retention_seconds=retention_seconds, metadata=metadata, image=image,
         )  # fmt: skip
         return Run.from_json(await self._call(_wire.create_request(body, idempotency_key, wait)))
 
