@@ -18,7 +18,7 @@ import (
 func orgsCommand() *cobra.Command {
 	return group("orgs", "Create organisations, give them credit and limits, show and audit their accounts",
 		"Works on the cell's Redis: EPHEMERAL_REDIS_URL, or the private one of a running \"ephemeral serve\" with the same EPHEMERAL_DATA_DIR.",
-		orgsCreateCommand(), orgsListCommand(), orgsLimitCommand(), orgsRetainCommand(), orgsCreditCommand(), orgsStatementCommand(), orgsAuditCommand())
+		orgsCreateCommand(), orgsListCommand(), orgsLimitCommand(), orgsRetainCommand(), orgsImagesCommand(), orgsCreditCommand(), orgsStatementCommand(), orgsAuditCommand())
 }
 
 // withStore runs f with the cell's store open.
