@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/gofrs/flock"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"golang.org/x/sys/unix"
 )
 
@@ -20,6 +21,7 @@ import (
 type Options struct {
 	Dir      string               // directory of images; the image is <Dir>/<recipe's name>
 	Recipe   Recipe               // empty: Base()
+	OCI      string               // an OCI layout or an archive of docker save, in place of the recipe's packages; empty: none
 	Agent    string               // the agent's program: guestagent, statically linked
 	Mirror   string               // Debian mirror; empty: mmdebstrap's choice
 	Rebuild  bool                 // also when root filesystem and kernel are there already: takes today's packages
@@ -62,6 +64,8 @@ type builder struct {
 	// makeRoot puts root filesystem and kernel into the directory img, with tmp for what is thrown away, and returns the
 	// modules for the initramfs. It sets the manifest's Kernel and Packages.
 	makeRoot func(ctx context.Context, img, tmp string) (Manifest, []module, error)
+	// container is the image that makeContainer takes; nil: none.
+	container v1.Image
 }
 
 func newBuilder(o Options) (*builder, error) {
@@ -81,7 +85,12 @@ func newBuilder(o Options) (*builder, error) {
 	o.Dir = dir
 	b := &builder{Options: o, start: time.Now(), grace: stopGrace}
 	b.makeRoot = b.makeDebian
-	if b.inputs, err = o.Recipe.inputs(); err != nil {
+	if o.OCI != "" {
+		if err := b.takeContainer(); err != nil {
+			return nil, err
+		}
+	}
+	if b.inputs, err = b.Recipe.inputs(); err != nil {
 		return nil, err
 	}
 	if b.agent, err = readAgent(o.Agent); err != nil {

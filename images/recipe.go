@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"io"
 )
 
 // customizeScript runs in the host once the packages are in; it is given the root filesystem's directory.
@@ -24,6 +25,10 @@ type Recipe struct {
 	Packages []string `json:"packages"` // beside the essential ones
 	Kernel   string   `json:"kernel"`   // Debian kernel package
 	Modules  []string `json:"modules"`  // kernel modules wanted beside those they depend on
+
+	Files    []RecipeFile `json:"files,omitempty"`
+	Commands []string     `json:"commands,omitempty"` // run in the root filesystem when packages and files are in
+	OCI      string       `json:"oci,omitempty"`      // digest of the container image that takes the place of suite and packages
 }
 
 // Base is the recipe of the default image: Debian 13 with a shell and the tools commands of a run reach for.
@@ -57,5 +62,8 @@ func (r Recipe) inputs() (string, error) {
 	}
 	h := sha256.New()
 	fmt.Fprintf(h, "%d\n%s\n%s", layoutVersion, b, customizeScript)
+	if len(r.Files) > 0 || len(r.Commands) > 0 {
+		io.WriteString(h, recipeHook)
+	}
 	return "sha256:" + hex.EncodeToString(h.Sum(nil)), nil
 }

@@ -57,15 +57,20 @@ func (b *builder) makeDebian(ctx context.Context, img, tmp string) (Manifest, []
 	if err := emptyDevices(tree); err != nil {
 		return m, nil, err
 	}
+	return m, modules, b.writeRoot(ctx, img, tree)
+}
+
+// writeRoot makes the tree the root filesystem of an image.
+func (b *builder) writeRoot(ctx context.Context, img, tree string) error {
 	b.Progress("writing root filesystem")
 	rootfs := filepath.Join(img, rootfsFile)
 	if err := b.program(ctx, nil, "mkfs.erofs", "--quiet", "-T"+strconv.FormatInt(fixedTime.Unix(), 10), "-U"+erofsUUID, rootfs, tree); err != nil {
-		return m, nil, err
+		return err
 	}
 	if err := os.Chmod(rootfs, 0o444); err != nil {
-		return m, nil, fmt.Errorf("finish root filesystem: %w", err)
+		return fmt.Errorf("finish root filesystem: %w", err)
 	}
-	return m, modules, syncFile(rootfs)
+	return syncFile(rootfs)
 }
 
 // bootstrap installs the recipe's packages into tree. Into work go the kernel's package and the list of packages.
@@ -95,14 +100,22 @@ func (b *builder) bootstrap(ctx context.Context, tree, work string) error {
 		"--dpkgopt=path-exclude=/usr/share/info/*",
 		"--dpkgopt=path-exclude=/usr/share/locale/*",
 		"--dpkgopt=path-exclude=/usr/share/lintian/*",
-		`--customize-hook=sh "$EPHEMERAL_CUSTOMIZE" "$1"`,
-		b.Recipe.Suite, tree,
 	}
+	hook, err := b.Recipe.writeHook(work)
+	if err != nil {
+		return err
+	}
+	if hook != "" {
+		b.Progress(fmt.Sprintf("adding %d files, then running %d commands", len(b.Recipe.Files), len(b.Recipe.Commands)))
+		args = append(args, `--customize-hook=sh "$EPHEMERAL_RECIPE" "$1"`)
+	}
+	args = append(args, `--customize-hook=sh "$EPHEMERAL_CUSTOMIZE" "$1"`, b.Recipe.Suite, tree)
 	if b.Mirror != "" {
 		args = append(args, b.Mirror)
 	}
 	env := []string{
 		"EPHEMERAL_CUSTOMIZE=" + script,
+		"EPHEMERAL_RECIPE=" + hook,
 		"SOURCE_DATE_EPOCH=" + strconv.FormatInt(fixedTime.Unix(), 10),
 	}
 	return b.program(ctx, env, "mmdebstrap", args...)

@@ -45,11 +45,14 @@ var warmers = [][]string{
 	{"jq", "--version"},
 }
 
-// Warm runs the common programs once, for a template to be made of the machine.
+// whereFound runs a program where the image has it; "/bin/sh" it has in any case.
+const whereFound = `command -v "$1" >/dev/null 2>&1 || exit 0; exec "$@"`
+
+// Warm runs the common programs once, those that the image has, for a template to be made of the machine.
 func Warm(ctx context.Context, m vmm.Machine) error {
 	client := Connect(m.Dial)
 	for _, args := range warmers {
-		if err := warm(ctx, client, args...); err != nil {
+		if err := warm(ctx, client, append([]string{"/bin/sh", "-c", whereFound, "sh"}, args...)...); err != nil {
 			return fmt.Errorf("warm: %w", err)
 		}
 	}
