@@ -21,7 +21,7 @@ var methods = map[string]string{
 	"credit": "Credit", "createKey": "CreateKey", "listKeys": "Keys", "putConnection": "PutConnection", "listConnections": "Connections",
 	"getConnection": "Connection", "deleteConnection": "DeleteConnection", "listReceiptKeys": "ReceiptKeys",
 	"getKeyLimits": "KeyLimits", "putKeyLimits": "LimitKey", "revokeKey": "RevokeKey", "listPools": "Pools", "getPool": "Pool",
-	"setPool": "SetPool", "getReadiness": "Ready", "getOpenAPI": "", "getHealth": "",
+	"setPool": "SetPool", "predictPool": "PredictPool", "getReadiness": "Ready", "getOpenAPI": "", "getHealth": "",
 }
 
 func TestClientHasEveryOperation(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ephemeral-run/ephemeral/client"
 	"github.com/ephemeral-run/ephemeral/run"
 	"github.com/ephemeral-run/ephemeral/run/pools"
 )
@@ -35,6 +36,14 @@ func TestPrediction(t *testing.T) {
 	}
 	if want := (Sizing{MinReady: 2, MaxReady: 4, MaxMachines: 8, MemoryMiB: 512, ClaimsPerSecond: 1.5, ServiceSeconds: 1, RestoreSeconds: 0.25}); asked != want {
 		t.Errorf("asked for %+v, want %+v", asked, want)
+	}
+	admin, err := client.New(s.url, adminSecret)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := admin.PredictPool(t.Context(), "base", client.Sizing{MaxReady: 1, MaxMachines: 1, ClaimsPerSecond: 1})
+	if want := (client.Prediction{Claims: 7, MissRate: 0.5}); err != nil || p != want || asked.MemoryMiB != 512 {
+		t.Errorf("%+v, %v, asked for %+v", p, err, asked)
 	}
 	for name, c := range map[string]struct {
 		path, key, body string

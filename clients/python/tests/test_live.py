@@ -105,6 +105,8 @@ def test_administration() -> None:
         assert [n.alive for n in admin.nodes()] == [True]
         pool = admin.pools()[0]
         assert admin.set_pool(pool.name, {"min_ready": 1}).policy["min_ready"] == 1 and admin.pool(pool.name).name == pool.name
+        size = {"min_ready": 2, "max_ready": 4, "max_machines": 8, "claims_per_second": 1}
+        assert admin.predict_pool(pool.name, size)["claims"] > 0
 
 
 def test_async() -> None:

@@ -171,6 +171,10 @@ class AccountCalls:
         """Replaces a pool's policy; ``policy`` as the API describes it."""
         return self._do(_calls.set_pool(name, policy))
 
+    def predict_pool(self, name: str, sizing: Mapping[str, object]) -> JSON:
+        """Simulates a pool of another size with its own policy; ``sizing`` and the answer as the API describes them."""
+        return self._do(_calls.predict_pool(name, sizing))
+
     def _entries(self, org: str | None, after: int) -> Iterator[Entry]:
         at: int | None = after or None
         while True:

@@ -169,6 +169,10 @@ def set_pool(name: str, policy: Mapping[str, object]) -> Call[Pool]:
     return _send("PUT", "/v1/pools/" + _segment(name), policy, Pool.from_json)
 
 
+def predict_pool(name: str, sizing: Mapping[str, object]) -> Call[JSON]:
+    return _send("POST", "/v1/pools/" + _segment(name) + "/prediction", sizing, lambda j: j)
+
+
 def connections(org_id: str) -> Call[list[JSON]]:
     return _get(_org(org_id, "/connections"), _each("connections", lambda j: j))
 
