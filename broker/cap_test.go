@@ -1,6 +1,7 @@
 package broker_test
 
 import (
+	"flag"
 	"fmt"
 	"net/http"
 	"strings"
@@ -42,9 +43,14 @@ func TestParallelStreams(t *testing.T) {
 	if n := double.MostAtOnce(); n < 100 {
 		t.Errorf("only %d streams at once", n)
 	}
+	want := make([]string, len(got))
+	for i := range want {
+		wg.Go(func() { want[i] = direct(t, double, body("double", i)) })
+	}
+	wg.Wait()
 	for i, g := range got {
-		if want := direct(t, double, body("double", i)); g.status != http.StatusOK || g.err != nil || g.body != want {
-			t.Fatalf("stream %d: %d, %v\n%s", i, g.status, g.err, cmp.Diff(want, g.body))
+		if g.status != http.StatusOK || g.err != nil || g.body != want[i] || want[i] == "" {
+			t.Fatalf("stream %d: %d, %v\n%s", i, g.status, g.err, cmp.Diff(want[i], g.body))
 		}
 	}
 	for i, l := range ledgers {
@@ -56,8 +62,14 @@ func TestParallelStreams(t *testing.T) {
 }
 
 // TestHardCapProperty: whatever providers, upstreams and guests do, what is charged is never more than the hold, every call
-// is settled once, and the run's books are even.
+// is settled once, and the run's books are even. It tries 25 times, each with a provider of its own; -rapid.checks changes that.
 func TestHardCapProperty(t *testing.T) {
+	if f := flag.Lookup("rapid.checks"); f.Value.String() == f.DefValue {
+		if err := flag.Set(f.Name, "25"); err != nil {
+			t.Fatal(err)
+		}
+		defer flag.Set(f.Name, f.DefValue)
+	}
 	rapid.Check(t, func(r *rapid.T) {
 		// The provider's misbehaviour by the number of the request.
 		answers := rapid.SliceOfN(rapid.Custom(func(r *rapid.T) openaitest.Answer {
