@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -67,10 +66,13 @@ func (n *tenant) watchMoney(ctx context.Context, t *testing.T, id run.ID) (looks
 func TestHardCapUnderAttack(t *testing.T) {
 	n, asked := attacked(t)
 	const reserved = 50_000
-	body := `{"max_tokens":64,"stream":true,"messages":[{"role":"user","content":"hello"}]}`
+	script, err := os.ReadFile("testdata/attack.py")
+	if err != nil {
+		t.Fatal(err)
+	}
 	created, err := n.CreateRun(t.Context(), client.Request{
-		Model: "openai/attacked", ExposeBroker: true, MaxCostMicros: reserved, TimeoutSeconds: 60,
-		Command: fmt.Sprintf(`for i in $(seq %d); do curl -s -o /dev/null -w '%%{http_code}\n' -H 'Content-Type: application/json' -d '%s' http://broker.local/v1/chat/completions & done; wait`, attackCalls, body),
+		Model: "openai/attacked", ExposeBroker: true, MaxCostMicros: reserved, TimeoutSeconds: 80,
+		Command: "python3 attack.py", Files: []run.File{{Path: "attack.py", Content: string(script)}},
 	}, client.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
