@@ -154,7 +154,12 @@ func (c *creation) restore(ctx context.Context, spec vmm.Spec) error {
 	case <-launched:
 		return nil
 	case <-c.restored:
-		return c.err
+		select {
+		case <-launched: // at the same time: what failed is not the launch
+			return nil
+		default:
+			return c.err
+		}
 	}
 }
 

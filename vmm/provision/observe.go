@@ -14,7 +14,7 @@ type Observer interface {
 	Created(steps []Step)
 	// Rested: a machine that is ready came to rest, by these steps.
 	Rested(steps []Step)
-	// CreateFailed: a creation failed at the step.
+	// CreateFailed: a creation failed at the step, or what follows it beside the ready machine did.
 	CreateFailed(step string, err error)
 	// Closed: a machine was taken apart.
 	Closed(took time.Duration, err error)

@@ -2,7 +2,7 @@ package provision
 
 import (
 	"context"
-	"fmt"
+	"errors"
 	"sync"
 	"time"
 
@@ -34,14 +34,14 @@ func (p *Provisioner) rehearse(m vmm.Machine, told Observer) *rehearsal {
 		defer end()
 		began := time.Now()
 		if err := p.agent.Rehearse(ctx, m); err != nil {
-			r.fail(m, fmt.Errorf("rehearse: %w", err))
+			r.fail(ctx, m, StepRehearse, err, told)
 			return
 		}
 		steps := []Step{{StepRehearse, time.Since(began)}}
 		if p.rest == RestPaused {
 			began = time.Now()
 			if err := r.pause(ctx, m); err != nil {
-				r.fail(m, fmt.Errorf("rest: %w", err))
+				r.fail(ctx, m, StepRest, err, told)
 				return
 			}
 			steps = append(steps, Step{StepRest, time.Since(began)})
@@ -63,10 +63,14 @@ func (r *rehearsal) pause(ctx context.Context, m vmm.Machine) error {
 	return err
 }
 
-// fail ends the machine, which tells whoever keeps it that it is of no use.
-func (r *rehearsal) fail(m vmm.Machine, err error) {
+// fail ends the machine, which tells whoever keeps it that it is of no use. Why is told, unless the machine was closed anyway.
+func (r *rehearsal) fail(ctx context.Context, m vmm.Machine, step string, err error, told Observer) {
+	failed := &CreateError{ID: m.ID(), Step: step, Err: err}
+	if !errors.Is(ctx.Err(), context.Canceled) {
+		told.CreateFailed(step, failed)
+	}
 	r.mu.Lock()
-	r.err = err
+	r.err = failed
 	r.mu.Unlock()
 	_ = m.Close() // Machine.Close closes it again, and tells
 }

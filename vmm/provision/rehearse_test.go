@@ -98,17 +98,30 @@ func TestClaimInTheMiddleOfARehearsal(t *testing.T) {
 	}
 }
 
+// failures is an observer that keeps them.
+type failures chan error
+
+func (failures) Created([]Step)                   {}
+func (failures) Rested([]Step)                    {}
+func (f failures) CreateFailed(_ string, e error) { f <- e }
+func (failures) Closed(time.Duration, error)      {}
+
 func TestRehearsalThatFailsEndsTheMachine(t *testing.T) {
 	broken := errors.New("broken")
 	for _, what := range []string{"rehearse", "pause"} {
 		s := newStage()
 		p, tmpl := rehearsing(t, s, RestPaused)
 		s.fail[what] = broken
+		seen := make(failures, 1)
+		p.Observe(seen)
 		m, err := p.Create(t.Context(), tmpl)
 		if err != nil {
 			t.Fatal(err)
 		}
 		<-m.Done()
+		if got := FailureReason(<-seen); got != map[string]string{"rehearse": StepRehearse, "pause": StepRest}[what] {
+			t.Errorf("the reason told is %q", got)
+		}
 		if err := m.Rested(t.Context()); !errors.Is(err, broken) {
 			t.Errorf("rested: %v", err)
 		}
