@@ -39,22 +39,29 @@ func firstImage(s settings) string {
 }
 
 func imageCommand() *cobra.Command {
-	return group("image", "Build the image that machines boot from", "", imageBuildCommand())
+	return group("image", "Build, list and verify the images that machines boot from", "", imageBuildCommand(), imageListCommand(), imageShowCommand(), imageVerifyCommand())
 }
 
 func imageBuildCommand() *cobra.Command {
 	var output outputFormat
-	var agent string
+	var agent, recipe, container string
 	var rebuild bool
 	cmd := &cobra.Command{
-		Use:   "build",
+		Use:   "build [NAME]",
 		Short: "Build the image, or only what changed of it",
 		Long: `Builds the image: a Debian root filesystem, its kernel, and an initramfs with the guest agent. What is there and made
 from the same inputs is kept. It needs root, mmdebstrap, mkfs.erofs and a Debian mirror; the first build takes about a
 minute.`,
-		Args: arguments,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		Example: `  ephemeral image build
+  ephemeral image build data --recipe data.yaml
+  ephemeral image build tools --oci ./layout`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
 			s, err := load()
+			if err != nil {
+				return err
+			}
+			wanted, err := recipeOf(args, recipe, container)
 			if err != nil {
 				return err
 			}
@@ -65,7 +72,7 @@ minute.`,
 			}
 			began := time.Now()
 			image, err := images.Build(cmd.Context(), images.Options{
-				Dir: imageDir(s), Agent: agent, Rebuild: rebuild,
+				Dir: imageDir(s), Recipe: wanted, OCI: container, Agent: agent, Rebuild: rebuild,
 				Progress: func(line string) {
 					fmt.Fprintf(cmd.ErrOrStderr(), "%6.1fs  %s\n", time.Since(began).Seconds(), line)
 				},
@@ -79,6 +86,8 @@ minute.`,
 		},
 	}
 	cmd.Flags().StringVar(&agent, "agent", "", "guest agent to put into it (default: guestagent beside this program)")
+	cmd.Flags().StringVar(&recipe, "recipe", "", "file that says what is added to base: packages, files, commands")
+	cmd.Flags().StringVar(&container, "oci", "", "OCI layout, or archive of docker save, to make the root filesystem of")
 	cmd.Flags().BoolVar(&rebuild, "rebuild", false, "take today's packages even if nothing changed")
 	output.flag(cmd)
 	return cmd
