@@ -17,7 +17,7 @@ import (
 	"github.com/ephemeral-run/ephemeral/client"
 )
 
-// shortFuzz bounds the fuzzing with one key in make test; EPHEMERAL_TEST_FUZZ_TIME says otherwise.
+// shortFuzz bounds the fuzzing with one key; EPHEMERAL_TEST_FUZZ_TIME says otherwise.
 const shortFuzz = 15 * time.Second
 
 // TestFuzzAPI lets schemathesis send what the description allows and what it does not, with a member's and an
