@@ -17,7 +17,7 @@ def call(_):
         return type(e).__name__
     try:
         r.read()
-    except http.client.HTTPException:
+    except (OSError, http.client.HTTPException):
         pass  # it broke off
     return r.status
 
