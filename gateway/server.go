@@ -205,6 +205,7 @@ func (s *Server) ListenAndServe(ctx context.Context) error {
 	if err != nil {
 		return errors.Join(fmt.Errorf("listen on %s (EPHEMERAL_ADMIN_LISTEN): %w", s.cfg.AdminListen, err), public.Close())
 	}
+	defer raiseHeap()()
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.Serve(ctx, public) })
 	g.Go(func() error { return s.ServeAdmin(ctx, admin) })

@@ -69,7 +69,11 @@ func (s *Store) Admit(ctx context.Context, a Admission) (r Run, replayed bool, e
 		return fail(err)
 	}
 	if rep.code() == "REPLAY" {
-		r, err := s.whole(ctx, a.Org, ID(rep.text(1)), rep.fields(2))
+		place, err := decodePlace(rep, 3)
+		if err != nil {
+			return fail(err)
+		}
+		r, err := s.whole(ctx, a.Org, ID(rep.text(1)), rep.fields(2), place)
 		if err != nil {
 			return fail(fmt.Errorf("replay: %w", err))
 		}
@@ -81,7 +85,7 @@ func (s *Store) Admit(ctx context.Context, a Admission) (r Run, replayed bool, e
 	if err := refused(rep); err != nil {
 		return fail(err)
 	}
-	place, err := decodePlace(rep)
+	place, err := decodePlace(rep, 1)
 	if err != nil {
 		return fail(err)
 	}

@@ -12,7 +12,7 @@ const maxDifferences = 100
 var auditOrgScript, auditRunScript = loadLax("auditorg"), loadLax("auditrun")
 
 // scripts lists all of them, for Open to load.
-var scripts = []*script{placeScript, orgScript, retainOrgScript, creditScript, keyScript, admitScript, takeScript, renewScript, requeueScript,
+var scripts = []*script{authenticateScript, readScript, orgScript, retainOrgScript, creditScript, keyScript, admitScript, takeScript, renewScript, requeueScript,
 	startScript, appendScript, authorizeScript, captureScript, putScript, settleScript, cancelScript, reapScript,
 	eraseScript, limitOrgScript, limitKeyScript, shareScript, auditOrgScript, auditRunScript}
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/redis/go-redis/v9"
@@ -55,24 +56,32 @@ func (b *batcher) do(ctx context.Context, cmd redis.Cmder) error {
 	return err
 }
 
-// hgetall reads a hash. Callers that ask for the same one before it was asked for share the answer: it is as new as if each
-// had asked alone. Nobody may change the map.
+// hgetall reads a hash, shared. Nobody may change the map.
 func (b *batcher) hgetall(ctx context.Context, key string) (map[string]string, error) {
+	cmd, err := b.share(ctx, key, func() redis.Cmder {
+		return redis.NewMapStringStringCmd(context.WithoutCancel(ctx), "hgetall", key)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return cmd.(*redis.MapStringStringCmd).Val(), nil
+}
+
+// share sends a command that only reads. Callers that ask for the same, by what, before it was asked for share the answer:
+// it is as new as if each had asked alone. Nobody may change it.
+func (b *batcher) share(ctx context.Context, what string, command func() redis.Cmder) (redis.Cmder, error) {
 	b.mu.Lock()
-	p := b.reads[key]
+	p := b.reads[what]
 	if p == nil {
-		p = &passenger{cmd: redis.NewMapStringStringCmd(context.WithoutCancel(ctx), "hgetall", key), read: key, done: make(chan struct{})}
+		p = &passenger{cmd: command(), read: what, done: make(chan struct{})}
 		if b.reads == nil {
 			b.reads = map[string]*passenger{}
 		}
-		b.reads[key] = p
+		b.reads[what] = p
 		b.board(p)
 	}
 	b.mu.Unlock()
-	if err := p.wait(ctx); err != nil {
-		return nil, err
-	}
-	return p.cmd.(*redis.MapStringStringCmd).Val(), nil
+	return p.cmd, p.wait(ctx)
 }
 
 // board puts p into the next round trip, which begins now unless enough are under way. The caller holds mu.
@@ -151,10 +160,7 @@ func (s *Store) pipeline(ctx context.Context, cmds []redis.Cmder) {
 // evalBatched runs a script as Script.Run does, in a round trip with others.
 func (s *Store) evalBatched(ctx context.Context, sc *script, keys []string, args []any) ([]any, error) {
 	size := 0
-	all := make([]any, 0, 3+len(keys)+len(args))
-	all = append(all, "evalsha", sc.Hash(), len(keys))
 	for _, k := range keys {
-		all = append(all, k)
 		size += len(k)
 	}
 	for _, a := range args {
@@ -165,8 +171,7 @@ func (s *Store) evalBatched(ctx context.Context, sc *script, keys []string, args
 	if size > maxBatched {
 		return sc.Run(ctx, s.rdb, keys, args...).Slice()
 	}
-	all = append(all, args...)
-	cmd := redis.NewSliceCmd(context.WithoutCancel(ctx), all...)
+	cmd := sc.call(context.WithoutCancel(ctx), keys, args)
 	err := s.batch.do(ctx, cmd)
 	if redis.HasErrorPrefix(err, "NOSCRIPT") {
 		return sc.Eval(ctx, s.rdb, keys, args...).Slice()
@@ -175,4 +180,27 @@ func (s *Store) evalBatched(ctx context.Context, sc *script, keys []string, args
 		return nil, err
 	}
 	return cmd.Val(), nil
+}
+
+// evalShared runs a script that only reads, as eval does. Callers that give the same keys for the same round trip share
+// the answer: its arguments may differ in the time only.
+func (s *Store) evalShared(ctx context.Context, sc *script, keys []string, args ...any) (reply, error) {
+	cmd, err := s.batch.share(ctx, sc.name+" "+strings.Join(keys, " "), func() redis.Cmder { return sc.call(context.WithoutCancel(ctx), keys, args) })
+	if redis.HasErrorPrefix(err, "NOSCRIPT") {
+		return s.eval(ctx, sc, keys, args...)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", sc.name, unavailable(err))
+	}
+	return cmd.(*redis.SliceCmd).Val(), nil
+}
+
+// call is the command that runs a script by its hash.
+func (sc *script) call(ctx context.Context, keys []string, args []any) *redis.SliceCmd {
+	all := make([]any, 0, 3+len(keys)+len(args))
+	all = append(all, "evalsha", sc.Hash(), len(keys))
+	for _, k := range keys {
+		all = append(all, k)
+	}
+	return redis.NewSliceCmd(ctx, append(all, args...)...)
 }

@@ -13,7 +13,22 @@ const schema = "2"
 // Redis Cluster. Organisations are [a-z0-9_-], run ids and key ids likewise: nothing needs quoting.
 type keys struct{ cell string }
 
-func (k keys) at(parts ...string) string { return "{" + k.cell + "}:" + strings.Join(parts, ":") }
+func (k keys) at(parts ...string) string {
+	n := len("{}") + len(k.cell)
+	for _, p := range parts {
+		n += len(":") + len(p)
+	}
+	var b strings.Builder
+	b.Grow(n)
+	b.WriteByte('{')
+	b.WriteString(k.cell)
+	b.WriteByte('}')
+	for _, p := range parts {
+		b.WriteByte(':')
+		b.WriteString(p)
+	}
+	return b.String()
+}
 
 // One per cell.
 func (k keys) schema() string { return k.at("schema") } // string: schema

@@ -15,7 +15,10 @@ const (
 	maxScan     = 2000 // records looked at in one call when there is a filter
 )
 
-var eraseScript = loadScript("erase")
+var (
+	eraseScript = loadScript("erase")
+	readScript  = loadLax("read")
+)
 
 // Page asks for a part of a list, newest first.
 type Page struct {
@@ -93,19 +96,33 @@ func (s *Store) owner(ctx context.Context, org string, id ID) (string, error) {
 
 // Get returns a run with its request and results. ErrNotFound when there is no such run, it was kept long enough, or it
 // belongs to another organisation than org; with org empty any run is found: for the host's side only.
+//
+// Script read.lua.
 func (s *Store) Get(ctx context.Context, org string, id ID) (Run, error) {
 	if _, err := ParseID(string(id)); err != nil {
 		return Run{}, fmt.Errorf("get: %w", err)
 	}
-	f, err := s.batch.hgetall(ctx, s.keys.run(string(id)))
-	if err != nil {
-		return Run{}, fmt.Errorf("get %s: %w", id, unavailable(err))
+	if org == "" {
+		var err error
+		if org, err = s.owner(ctx, "", id); err != nil {
+			return Run{}, fmt.Errorf("get: %w", err)
+		}
 	}
-	return s.whole(ctx, org, id, f)
+	k, rid := s.keys, string(id)
+	r, err := s.evalShared(ctx, readScript, []string{k.run(rid), k.org(org), k.queue(org), k.parked(org), k.active(org), k.leases(), k.ring()},
+		rid, org, s.micros(), s.cfg.Concurrency)
+	if err != nil {
+		return Run{}, fmt.Errorf("get %s: %w", id, err)
+	}
+	place, err := decodePlace(r, 2)
+	if err != nil {
+		return Run{}, fmt.Errorf("get %s: %w", id, err)
+	}
+	return s.whole(ctx, org, id, r.fields(1), place)
 }
 
-// whole is the run with these fields in its record, contents added. Errors as for Get.
-func (s *Store) whole(ctx context.Context, org string, id ID, f map[string]string) (Run, error) {
+// whole is the run with these fields in its record, contents added; queue is its place in line. Errors as for Get.
+func (s *Store) whole(ctx context.Context, org string, id ID, f map[string]string, queue *Place) (Run, error) {
 	fail := func(err error) (Run, error) { return Run{}, fmt.Errorf("get %s: %w", id, err) }
 	if len(f) == 0 || (org != "" && f["org"] != org) {
 		return fail(ErrNotFound)
@@ -119,11 +136,7 @@ func (s *Store) whole(ctx context.Context, org string, id ID, f map[string]strin
 			return fail(err)
 		}
 	}
-	if r.State == Queued {
-		if r.Queue, err = s.placeOf(ctx, r.Org, id); err != nil {
-			return fail(err)
-		}
-	}
+	r.Queue = queue
 	return r, nil
 }
 

@@ -1,11 +1,6 @@
 package run
 
-import (
-	"context"
-	"time"
-)
-
-var placeScript = loadLax("place")
+import "time"
 
 // Place is where a waiting run stands in the line of its organisation, and an estimate of how long it will wait: from how
 // many runs the nodes take at once, how long those at work have been and how long runs took lately, and from the
@@ -34,13 +29,13 @@ func queueFull(r reply) error {
 	return &QueueFullError{RetryAfter: max(0, time.Duration(wait)*time.Microsecond)}
 }
 
-// decodePlace reads the place that a script answered with, after its code; nil: there is none.
-func decodePlace(r reply) (*Place, error) {
-	position, err := r.int(1)
+// decodePlace reads the place that a script answered with, from the i-th value on; nil: there is none.
+func decodePlace(r reply, i int) (*Place, error) {
+	position, err := r.int(i)
 	if err != nil {
 		return nil, err
 	}
-	wait, err := r.int(2)
+	wait, err := r.int(i + 1)
 	if err != nil {
 		return nil, err
 	}
@@ -53,18 +48,4 @@ func decodePlace(r reply) (*Place, error) {
 		p.Wait = &ms
 	}
 	return p, nil
-}
-
-// placeOf tells where a run stands; nil: it does not wait any more.
-//
-// Script place.lua.
-func (s *Store) placeOf(ctx context.Context, org string, id ID) (*Place, error) {
-	r, err := s.eval(ctx, placeScript, s.keys.closing(org, string(id)), string(id), org, s.micros(), s.cfg.Concurrency)
-	if err != nil {
-		return nil, err
-	}
-	if r.code() == "GONE" {
-		return nil, nil
-	}
-	return decodePlace(r)
 }

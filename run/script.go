@@ -5,7 +5,10 @@ import (
 	"embed"
 	"errors"
 	"fmt"
+	"regexp"
 	"strconv"
+	"strings"
+	"unicode"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -30,7 +33,34 @@ func loadScript(name string) *script {
 	if err != nil {
 		panic(err)
 	}
-	return &script{name: name, Script: redis.NewScript(stateTable() + string(lib) + string(src))}
+	return &script{name: name, Script: redis.NewScript(needed(stateTable()+string(lib), string(src)) + string(src))}
+}
+
+// definition is the beginning of a definition in lib.lua.
+var definition = regexp.MustCompile(`(?m)^local (?:function )?(\w+)`)
+
+// needed is what src uses of lib, directly or not. Redis makes every function of a script anew at each call, whether it is
+// called or not. A definition uses only what stands before it, as Lua's local names do.
+func needed(lib, src string) string {
+	used := map[string]bool{}
+	use := func(text string) {
+		for _, w := range strings.FieldsFunc(text, func(c rune) bool { return c != '_' && !unicode.IsLetter(c) && !unicode.IsDigit(c) }) {
+			used[w] = true
+		}
+	}
+	use(src)
+	kept := ""
+	at := definition.FindAllStringSubmatchIndex(lib, -1)
+	for i, end := len(at)-1, len(lib); i >= 0; i-- {
+		begin, name := at[i][0], lib[at[i][2]:at[i][3]]
+		if used[name] {
+			text := lib[begin:end]
+			use(text)
+			kept = text + kept
+		}
+		end = begin
+	}
+	return kept
 }
 
 func loadLax(name string) *script {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"text/tabwriter"
 
@@ -92,7 +93,7 @@ func reconcileNode(ctx context.Context, s settings) (done reconciled, err error)
 
 // removeLeft opens the node's parts as a start would, which tells whether it runs, and removes what is left.
 func removeLeft(ctx context.Context, s settings) (removed provision.Residue, node string, err error) {
-	driver, err := openDriver(s, s.Log.logger())
+	driver, err := openDriver(s, slog.New(s.Log.handler(os.Stderr)))
 	if err != nil {
 		return removed, "", fmt.Errorf("open the hypervisor: %w", err)
 	}

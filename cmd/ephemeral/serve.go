@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/ephemeral-run/ephemeral/broker"
 	"github.com/ephemeral-run/ephemeral/gateway"
+	"github.com/ephemeral-run/ephemeral/logging"
 	"github.com/ephemeral-run/ephemeral/run"
 	"github.com/ephemeral-run/ephemeral/run/connection"
 	"github.com/ephemeral-run/ephemeral/run/pools"
@@ -30,12 +32,12 @@ type logConfig struct {
 	Format string     `env:"EPHEMERAL_LOG_FORMAT" envDefault:"text" help:"text or json"`
 }
 
-func (c logConfig) logger() *slog.Logger {
+func (c logConfig) handler(w io.Writer) slog.Handler {
 	o := &slog.HandlerOptions{Level: c.Level}
 	if c.Format == "json" {
-		return slog.New(slog.NewJSONHandler(os.Stderr, o))
+		return slog.NewJSONHandler(w, o)
 	}
-	return slog.New(slog.NewTextHandler(os.Stderr, o))
+	return slog.NewTextHandler(w, o)
 }
 
 func serveCommand() *cobra.Command {
@@ -109,7 +111,9 @@ func withCell(ctx context.Context, private, machines bool, f func(context.Contex
 	if err := keepSecrets(); err != nil {
 		return err
 	}
-	c := &cell{settings: s, log: s.Log.logger()}
+	lines := logging.NewWriter(os.Stderr)
+	defer func() { err = errors.Join(err, lines.Close()) }()
+	c := &cell{settings: s, log: slog.New(lines.Handler(s.Log.handler(lines)))}
 	slog.SetDefault(c.log)
 	for _, name := range misspelt(os.Environ()) {
 		c.log.Warn("there is no such setting; \"ephemeral config\" lists them all", "variable", name)

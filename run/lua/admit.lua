@@ -6,12 +6,14 @@
 --       10 request as the record keeps it, 11 whole spec ('': the request is whole), 12 '1' zero data retention,
 --       13 API key id, 14 default queue limit (0: none), 15 default concurrency, 16 prefix and 17 suffix of a run's key,
 --       18 how long the request wants its content kept after the end (ms; 0: as long as the rest), 19 image
--- Returns {'OK'} | {'REPLAY', run id, its record} | {'CONFLICT'} | {'NOTFOUND'} (no such org) | {'BUDGET'} | {'FUNDS'} | {'IMAGE'} |
+-- Returns {'OK'} | {'REPLAY', run id, its record, place, wait} | {'CONFLICT'} | {'NOTFOUND'} (no such org) | {'BUDGET'} | {'FUNDS'} |
+--         {'IMAGE'} |
 --         {'FULL', when the request will be let in (microseconds from now; -1: not known)}
--- OK has two more values: the run's place in line (0: not known) and the microseconds until its turn (-1: not known).
+-- OK has two more values: the run's place in line (0: not known) and the microseconds until its turn (-1: not known). So has
+-- REPLAY, with 0 when the run does not wait any more.
 -- Safe to repeat: by the idempotency key, and by the run id, which the caller makes once.
 local idem, run, events, spec, org, queue, active, runs, ring, limits, parked, keyparked, leases = unpack(KEYS)
-local k = {leases = leases, active = active, org = org, queue = queue, ring = ring}
+local k = {leases = leases, active = active, org = org, queue = queue, ring = ring, parked = parked}
 local id, now, amount = ARGV[3], tonumber(ARGV[5]), tonumber(ARGV[8])
 if redis.call('EXISTS', run) == 1 then return {'OK', '0', '-1'} end
 if ARGV[6] ~= '' then
@@ -19,7 +21,12 @@ if ARGV[6] ~= '' then
   if seen then
     local fingerprint, first = string.match(seen, '^(%S+) (%S+)$')
     if fingerprint ~= ARGV[6] then return {'CONFLICT'} end
-    return {'REPLAY', first, redis.call('HGETALL', ARGV[16] .. first .. ARGV[17])}
+    local record = ARGV[16] .. first .. ARGV[17]
+    local place, wait = 0, -1
+    if redis.call('HGET', record, 'state') == 'queued' then
+      place, wait = standing(k, first, ARGV[4], tonumber(ARGV[15]), now)
+    end
+    return {'REPLAY', first, redis.call('HGETALL', record), int(place), int(wait)}
   end
 end
 local o = redis.call('HMGET', org, 'balance', 'held', 'queue_limit', 'concurrency', 'images')

@@ -238,6 +238,19 @@ local function awaited(k, org, place, limit, now)
   return math.floor(math.max(cell, own) * 1000)
 end
 
+-- standing tells where a run waits (1: the next of its organisation; 0: it does not wait) and after how many microseconds it
+-- gets its turn (-1: not known). k: as for awaited, and parked; default: of concurrency.
+local function standing(k, id, org, default, now)
+  local place = redis.call('ZRANK', k.queue, id)
+  if not place then
+    place = redis.call('ZRANK', k.parked, id)
+    if not place then return 0, -1 end
+    place = place + redis.call('ZCARD', k.queue)
+  end
+  local own = num(redis.call('HGET', k.org, 'concurrency'))
+  return place + 1, awaited(k, org, place + 1, own > 0 and own or default, now)
+end
+
 -- tally adds an ended run to its organisation's usage of the day (UTC) on which it ended.
 -- counts: runs, micro-dollars in all, of model, web and compute, then of the outcome model calls, input, output and all tokens, and shell commands.
 local function tally(usage, at, counts)
