@@ -28,16 +28,19 @@ type batcher struct {
 
 	mu      sync.Mutex
 	waiting []*passenger
-	reads   map[string]*passenger // of those waiting, by what they read
+	shared  map[string]*passenger // of those waiting, by what they ask for
 	flights int
 }
 
 // passenger is one command on its way.
 type passenger struct {
 	cmd  redis.Cmder
-	read string        // what it reads; empty: it is no shared read
+	what string        // what it asks for; empty: it is not shared
 	gone bool          // nobody waits any more: it is not sent if it was not yet; guarded by the batcher
 	done chan struct{} // closed when cmd has its answer
+
+	command func(callers int) redis.Cmder // makes cmd when the round trip begins; nil: it is made
+	callers int                           // who share it
 }
 
 // do sends a command and waits for its answer, at most until ctx ends; the command must not be looked at after that.
@@ -58,7 +61,7 @@ func (b *batcher) do(ctx context.Context, cmd redis.Cmder) error {
 
 // hgetall reads a hash, shared. Nobody may change the map.
 func (b *batcher) hgetall(ctx context.Context, key string) (map[string]string, error) {
-	cmd, err := b.share(ctx, key, func() redis.Cmder {
+	cmd, _, err := b.share(ctx, key, func(int) redis.Cmder {
 		return redis.NewMapStringStringCmd(context.WithoutCancel(ctx), "hgetall", key)
 	})
 	if err != nil {
@@ -67,26 +70,35 @@ func (b *batcher) hgetall(ctx context.Context, key string) (map[string]string, e
 	return cmd.(*redis.MapStringStringCmd).Val(), nil
 }
 
-// share sends a command that only reads. Callers that ask for the same, by what, before it was asked for share the answer:
-// it is as new as if each had asked alone. Nobody may change it.
-func (b *batcher) share(ctx context.Context, what string, command func() redis.Cmder) (redis.Cmder, error) {
+// share sends one command for all who ask for the same, by what, before it is sent: its answer is as new as if each had asked
+// alone. command makes it for so many callers; turn is which of them this one is, from 1. Nobody may change the answer.
+func (b *batcher) share(ctx context.Context, what string, command func(callers int) redis.Cmder) (cmd redis.Cmder, turn int, err error) {
 	b.mu.Lock()
-	p := b.reads[what]
+	p := b.shared[what]
 	if p == nil {
-		p = &passenger{cmd: command(), read: what, done: make(chan struct{})}
-		if b.reads == nil {
-			b.reads = map[string]*passenger{}
+		p = &passenger{what: what, command: command, done: make(chan struct{})}
+		if b.shared == nil {
+			b.shared = map[string]*passenger{}
 		}
-		b.reads[what] = p
+		b.shared[what] = p
 		b.board(p)
 	}
+	p.callers++
+	turn = p.callers
 	b.mu.Unlock()
-	return p.cmd, p.wait(ctx)
+	if err := p.wait(ctx); err != nil {
+		return nil, 0, err
+	}
+	return p.cmd, turn, nil
 }
 
 // board puts p into the next round trip, which begins now unless enough are under way. The caller holds mu.
 func (b *batcher) board(p *passenger) {
 	if err := b.life.Err(); err != nil {
+		if p.what != "" {
+			delete(b.shared, p.what)
+			p.cmd = p.command(1)
+		}
 		p.cmd.SetErr(fmt.Errorf("store closed: %w", err))
 		close(p.done)
 		return
@@ -111,8 +123,9 @@ func (b *batcher) fly() {
 		aboard := make([]*passenger, 0, n)
 		cmds := make([]redis.Cmder, 0, n)
 		for _, p := range b.waiting[:n] {
-			if p.read != "" {
-				delete(b.reads, p.read)
+			if p.what != "" {
+				delete(b.shared, p.what)
+				p.cmd = p.command(p.callers)
 			}
 			if !p.gone {
 				aboard, cmds = append(aboard, p), append(cmds, p.cmd)
@@ -185,7 +198,7 @@ func (s *Store) evalBatched(ctx context.Context, sc *script, keys []string, args
 // evalShared runs a script that only reads, as eval does. Callers that give the same keys for the same round trip share
 // the answer: its arguments may differ in the time only.
 func (s *Store) evalShared(ctx context.Context, sc *script, keys []string, args ...any) (reply, error) {
-	cmd, err := s.batch.share(ctx, sc.name+" "+strings.Join(keys, " "), func() redis.Cmder { return sc.call(context.WithoutCancel(ctx), keys, args) })
+	cmd, _, err := s.batch.share(ctx, sc.name+" "+strings.Join(keys, " "), func(int) redis.Cmder { return sc.call(context.WithoutCancel(ctx), keys, args) })
 	if redis.HasErrorPrefix(err, "NOSCRIPT") {
 		return s.eval(ctx, sc, keys, args...)
 	}

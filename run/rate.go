@@ -3,7 +3,10 @@ package run
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 )
 
 // Rate is how often an API key may be used: PerSecond times a second on average, and Burst times at once. A PerSecond of
@@ -51,7 +54,7 @@ func (s *Store) AuthenticateAt(ctx context.Context, secret string, rate Rate) (K
 	}
 	sum, every := digest(secret), rate.interval()
 	most := every * time.Duration(rate.Burst)
-	r, err := s.eval(ctx, authenticateScript, []string{s.keys.secret(sum), s.keys.rate(sum)}, every.Microseconds(), most.Microseconds())
+	r, turn, err := s.countUse(ctx, sum, every, most)
 	if err != nil {
 		return Key{}, Allowance{}, fmt.Errorf("authenticate: %w", err)
 	}
@@ -62,19 +65,34 @@ func (s *Store) AuthenticateAt(ctx context.Context, secret string, rate Rate) (K
 	if err != nil {
 		return Key{}, Allowance{}, fmt.Errorf("authenticate: %w", err)
 	}
-	ahead, err := r.int(2)
+	granted, err := r.int(2)
 	if err != nil {
 		return Key{}, Allowance{}, fmt.Errorf("authenticate: %w", err)
 	}
-	a := Allowance{Full: time.Duration(ahead) * time.Microsecond}
-	a.Remaining = int((most - a.Full) / every)
-	if r.code() != "LIMITED" {
-		return k, a, refused(r)
-	}
-	wait, err := r.int(3)
+	before, err := r.int(3)
 	if err != nil {
 		return Key{}, Allowance{}, fmt.Errorf("authenticate: %w", err)
 	}
-	a.Remaining, a.Wait = 0, time.Duration(wait)*time.Microsecond
-	return k, a, fmt.Errorf("API key %s: %w", k.ID, ErrRateLimited)
+	ahead := time.Duration(before)*time.Microsecond + every*time.Duration(min(int64(turn), granted))
+	if int64(turn) <= granted {
+		return k, Allowance{Remaining: int((most - ahead) / every), Full: ahead}, refused(r)
+	}
+	return k, Allowance{Full: ahead, Wait: ahead + every - most}, fmt.Errorf("API key %s: %w", k.ID, ErrRateLimited)
+}
+
+// countUse reads the key with this digest and counts uses of it: those who ask before it is asked for are counted together,
+// in turns.
+func (s *Store) countUse(ctx context.Context, sum string, every, most time.Duration) (r reply, turn int, err error) {
+	keys := []string{s.keys.secret(sum), s.keys.rate(sum)}
+	cmd, turn, err := s.batch.share(ctx, "use "+strconv.FormatInt(every.Microseconds(), 10)+" "+strconv.FormatInt(most.Microseconds(), 10)+" "+sum, func(callers int) redis.Cmder {
+		return authenticateScript.call(context.WithoutCancel(ctx), keys, []any{every.Microseconds(), most.Microseconds(), callers})
+	})
+	if redis.HasErrorPrefix(err, "NOSCRIPT") { // for this caller alone
+		r, err := s.eval(ctx, authenticateScript, keys, every.Microseconds(), most.Microseconds(), 1)
+		return r, 1, err
+	}
+	if err != nil {
+		return nil, 0, fmt.Errorf("%s: %w", authenticateScript.name, unavailable(err))
+	}
+	return cmd.(*redis.SliceCmd).Val(), turn, nil
 }
