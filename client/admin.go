@@ -145,3 +145,14 @@ func (c *Client) Nodes(ctx context.Context) ([]run.Node, error) {
 func (c *Client) RevokeKey(ctx context.Context, id string) error {
 	return c.call(ctx, request{method: http.MethodDelete, path: "/v1/keys/" + url.PathEscape(id), repeat: true}, nil)
 }
+
+// Queues returns the organisations that have runs waiting or at work, the longest queues first, and how many there are: the
+// server lists at most 100.
+func (c *Client) Queues(ctx context.Context) ([]run.OrgQueue, int, error) {
+	var l struct {
+		Queues []run.OrgQueue `json:"queues"`
+		Total  int            `json:"total"`
+	}
+	err := c.call(ctx, request{method: http.MethodGet, path: "/v1/queues", repeat: true}, &l)
+	return l.Queues, l.Total, err
+}

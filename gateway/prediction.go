@@ -8,33 +8,8 @@ import (
 	"github.com/gofiber/fiber/v2"
 
 	"github.com/ephemeral-run/ephemeral/run"
+	"github.com/ephemeral-run/ephemeral/run/pools"
 )
-
-// Sizing is what a prediction is asked for: the size of a pool on one node, and the load on it.
-type Sizing struct {
-	MinReady        int     `json:"min_ready"`
-	MaxReady        int     `json:"max_ready"`
-	MaxMachines     int     `json:"max_machines"`
-	MemoryMiB       int     `json:"memory_mib"` // of one machine
-	ClaimsPerSecond float64 `json:"claims_per_second"`
-	ServiceSeconds  float64 `json:"service_seconds"` // how long a claim keeps its machine, on average
-	RestoreSeconds  float64 `json:"restore_seconds"` // how long making a machine takes, on average
-}
-
-// Prediction is what a simulation of the pool's own policy gave.
-type Prediction struct {
-	Claims        int     `json:"claims"` // simulated
-	MissRate      float64 `json:"miss_rate"`
-	LostShare     float64 `json:"lost_share"` // claims that got no machine at all
-	WaitMean      float64 `json:"wait_mean_seconds"`
-	WaitP50       float64 `json:"wait_p50_seconds"`
-	WaitP95       float64 `json:"wait_p95_seconds"`
-	WaitP99       float64 `json:"wait_p99_seconds"`
-	MeanReady     float64 `json:"mean_ready"`
-	MeanLeased    float64 `json:"mean_leased"`
-	PeakMachines  int     `json:"peak_machines"`
-	PeakMemoryMiB int     `json:"peak_memory_mib"`
-}
 
 // Bounds of a prediction, so that one request cannot keep a server busy.
 const (
@@ -56,7 +31,7 @@ func (s *Server) predictPool(ctx context.Context, c *fiber.Ctx, _ run.Key) error
 	if _, err := store.Get(ctx, c.Params("name")); err != nil {
 		return err
 	}
-	size := Sizing{MemoryMiB: 512, ServiceSeconds: 1, RestoreSeconds: 0.25}
+	size := pools.Sizing{MemoryMiB: 512, ServiceSeconds: 1, RestoreSeconds: 0.25}
 	err = s.readFields(ctx, c, func(d *decoder, name string) error { return sizingMember(d, name, &size) }, func(v *violations) {
 		v.number("min_ready", int64(size.MinReady), 0, maxSimulatedMachines)
 		v.number("max_ready", int64(size.MaxReady), int64(max(size.MinReady, 1)), maxSimulatedMachines)
@@ -82,7 +57,7 @@ func (s *Server) predictPool(ctx context.Context, c *fiber.Ctx, _ run.Key) error
 }
 
 // sizingMember reads one member of a sizing.
-func sizingMember(d *decoder, name string, s *Sizing) error {
+func sizingMember(d *decoder, name string, s *pools.Sizing) error {
 	whole := func(into *int) error {
 		var n int64
 		err := d.integer(name, &n)

@@ -22,10 +22,10 @@ func (onePool) Get(_ context.Context, name string) (pools.Pool, error) {
 }
 
 func TestPrediction(t *testing.T) {
-	var asked Sizing
-	s := serve(t, Config{}, Deps{Store: &fakeStore{}, Pools: onePool{}, Predict: func(_ context.Context, size Sizing) (Prediction, error) {
+	var asked pools.Sizing
+	s := serve(t, Config{}, Deps{Store: &fakeStore{}, Pools: onePool{}, Predict: func(_ context.Context, size pools.Sizing) (pools.Prediction, error) {
 		asked = size
-		return Prediction{Claims: 7, MissRate: 0.5}, nil
+		return pools.Prediction{Claims: 7, MissRate: 0.5}, nil
 	}})
 	ask := func(path, key, body string) answer {
 		return s.do(t, "POST", path, body, "Authorization", "Bearer "+key, "Content-Type", "application/json")
@@ -34,7 +34,7 @@ func TestPrediction(t *testing.T) {
 	if a := ask("/v1/pools/base/prediction", adminSecret, good); a.StatusCode != http.StatusOK || !strings.Contains(a.body, `"miss_rate":0.5`) {
 		t.Fatalf("%d %s", a.StatusCode, a.body)
 	}
-	if want := (Sizing{MinReady: 2, MaxReady: 4, MaxMachines: 8, MemoryMiB: 512, ClaimsPerSecond: 1.5, ServiceSeconds: 1, RestoreSeconds: 0.25}); asked != want {
+	if want := (pools.Sizing{MinReady: 2, MaxReady: 4, MaxMachines: 8, MemoryMiB: 512, ClaimsPerSecond: 1.5, ServiceSeconds: 1, RestoreSeconds: 0.25}); asked != want {
 		t.Errorf("asked for %+v, want %+v", asked, want)
 	}
 	admin, err := client.New(s.url, adminSecret)

@@ -48,6 +48,7 @@ func (s *Server) publicRoutes() []route {
 		{get, "/v1/orgs/:id/members", s.as(run.Admin, s.listMembers)},
 		{del, "/v1/orgs/:id/members/:member", s.as(run.Admin, s.removeMember)},
 		{get, "/v1/nodes", s.as(run.Admin, s.listNodes)},
+		{get, "/v1/queues", s.as(run.Admin, s.listQueues)},
 		{get, "/v1/orgs/:id/statement", s.as(run.Admin, s.getOrgStatement)},
 		{get, "/v1/orgs/:id/limits", s.as(run.Admin, s.getOrgLimits)},
 		{http.MethodPut, "/v1/orgs/:id/limits", s.as(run.Admin, s.putOrgLimits)},

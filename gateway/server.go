@@ -24,6 +24,7 @@ import (
 	"github.com/ephemeral-run/ephemeral/gateway/web"
 	"github.com/ephemeral-run/ephemeral/run"
 	"github.com/ephemeral-run/ephemeral/run/connection"
+	"github.com/ephemeral-run/ephemeral/run/pools"
 	"github.com/ephemeral-run/ephemeral/run/tracing"
 )
 
@@ -60,6 +61,7 @@ type Store interface {
 	Members(ctx context.Context, org string) ([]run.OrgMember, error)
 	RemoveMember(ctx context.Context, org, id string) error
 	Nodes(ctx context.Context) ([]run.Node, error)
+	Queues(ctx context.Context, limit int) (queues []run.OrgQueue, total int, err error)
 	ledgerStore
 
 	Connections(ctx context.Context, org string) ([]connection.Sealed, error)
@@ -82,7 +84,7 @@ type Deps struct {
 	Ready        func() error            // what else must work besides the store; nil: nothing
 
 	// Predict simulates a pool of another size; nil: this gateway cannot.
-	Predict func(ctx context.Context, size Sizing) (Prediction, error)
+	Predict func(ctx context.Context, size pools.Sizing) (pools.Prediction, error)
 
 	Traces   *tracing.Tracer      // nil: none are sent
 	Registry *prometheus.Registry // metrics shown on the admin listener; nil: the gateway's own only

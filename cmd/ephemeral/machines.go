@@ -83,6 +83,7 @@ type imagePool struct {
 	name     string
 	keeper   *provision.Keeper
 	machines *pool.Pool[*provision.Machine]
+	latency  *control.Latencies
 }
 
 // poolName is that of the pool of an image and a shape.
@@ -126,7 +127,8 @@ func (s *stand) openPool(w imagepool.Wanted, shared *pool.Limits) error {
 	progress := func(line string) { s.log.Info("template", "pool", p.name, "step", line) }
 	p.keeper = s.parts.Keeper(open, shape, progress, func(t vmm.Template) { s.renewed(p, t) })
 	p.keeper.Observe(observer)
-	options := []pool.Option{pool.WithLogger(s.log), pool.WithAdmission(p.keeper.Admit), pool.WithObserver(observer), pool.WithPatience(vmm.Patience)}
+	p.latency = &control.Latencies{Next: observer}
+	options := []pool.Option{pool.WithLogger(s.log), pool.WithAdmission(p.keeper.Admit), pool.WithObserver(p.latency), pool.WithPatience(vmm.Patience)}
 	if shared != nil {
 		options = append(options, pool.WithLimits(shared, shape.MemoryMiB))
 	}
@@ -191,7 +193,7 @@ func (s *stand) subjects() []control.Subject {
 	for i, p := range s.pools {
 		shape := p.keeper.Shape()
 		all[i] = control.Subject{
-			Name: p.name, Pool: p.machines, Config: s.Pool, Image: p.digest, Unready: p.keeper.Ready,
+			Name: p.name, Pool: p.machines, Config: s.Pool, Image: p.digest, Unready: p.keeper.Ready, Latencies: p.latency,
 			Report: pools.Report{VCPUs: shape.VCPUs, MemoryMiB: shape.MemoryMiB, Rest: string(s.parts.Rest())},
 			Take:   func(runs int) { s.set.Take(p.image, runs) },
 		}

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/ephemeral-run/ephemeral/gateway"
+	"github.com/ephemeral-run/ephemeral/run/pools"
 	"github.com/ephemeral-run/ephemeral/vmm/pool"
 	"github.com/ephemeral-run/ephemeral/vmm/pool/simulate"
 	"github.com/ephemeral-run/ephemeral/vmm/pool/workload"
@@ -15,8 +15,8 @@ import (
 const predictedClaims = 5000
 
 // predictor answers an operator who asks what a size would do, by the simulator that runs the pool's own policy.
-func predictor(base pool.Config) func(context.Context, gateway.Sizing) (gateway.Prediction, error) {
-	return func(ctx context.Context, s gateway.Sizing) (gateway.Prediction, error) {
+func predictor(base pool.Config) func(context.Context, pools.Sizing) (pools.Prediction, error) {
+	return func(ctx context.Context, s pools.Sizing) (pools.Prediction, error) {
 		base := base
 		base.MinReady, base.MaxReady, base.MaxMachines = s.MinReady, s.MaxReady, s.MaxMachines
 		exponential := func(seconds float64) workload.Dist { return workload.Exp(seconds * float64(time.Second)) }
@@ -27,9 +27,9 @@ func predictor(base pool.Config) func(context.Context, gateway.Sizing) (gateway.
 			Restore:  exponential(s.RestoreSeconds), Settle: moment, Destroy: moment, MaxWait: time.Minute, MemoryMiB: s.MemoryMiB, ReadyMemoryMiB: s.MemoryMiB,
 		})
 		if err != nil {
-			return gateway.Prediction{}, fmt.Errorf("simulate the pool: %w", err)
+			return pools.Prediction{}, fmt.Errorf("simulate the pool: %w", err)
 		}
-		return gateway.Prediction{
+		return pools.Prediction{
 			Claims: r.Arrivals, MissRate: r.MissRate, LostShare: r.LossProbability, WaitMean: r.WaitMean, WaitP50: r.WaitP50, WaitP95: r.WaitP95,
 			WaitP99: r.WaitP99, MeanReady: r.MeanReady, MeanLeased: r.MeanLeased, PeakMachines: r.PeakMachines, PeakMemoryMiB: r.PeakMemoryMiB,
 		}, nil

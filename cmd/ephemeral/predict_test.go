@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ephemeral-run/ephemeral/gateway"
+	"github.com/ephemeral-run/ephemeral/run/pools"
 	"github.com/ephemeral-run/ephemeral/vmm/pool"
 )
 
@@ -15,11 +15,11 @@ func TestPredictor(t *testing.T) {
 		t.Fatal(err)
 	}
 	predict := predictor(s.Pool)
-	small, err := predict(t.Context(), gateway.Sizing{MinReady: 1, MaxReady: 1, MaxMachines: 8, MemoryMiB: 512, ClaimsPerSecond: 2, ServiceSeconds: 1, RestoreSeconds: 0.5})
+	small, err := predict(t.Context(), pools.Sizing{MinReady: 1, MaxReady: 1, MaxMachines: 8, MemoryMiB: 512, ClaimsPerSecond: 2, ServiceSeconds: 1, RestoreSeconds: 0.5})
 	if err != nil {
 		t.Fatal(err)
 	}
-	large, err := predict(t.Context(), gateway.Sizing{MinReady: 8, MaxReady: 16, MaxMachines: 32, MemoryMiB: 512, ClaimsPerSecond: 2, ServiceSeconds: 1, RestoreSeconds: 0.5})
+	large, err := predict(t.Context(), pools.Sizing{MinReady: 8, MaxReady: 16, MaxMachines: 32, MemoryMiB: 512, ClaimsPerSecond: 2, ServiceSeconds: 1, RestoreSeconds: 0.5})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -29,7 +29,7 @@ func TestPredictor(t *testing.T) {
 	if large.MissRate > 0.02 {
 		t.Errorf("eight ready for two claims a second miss %g", large.MissRate)
 	}
-	_, err = predictor(pool.Config{MakeTimeout: -time.Second})(t.Context(), gateway.Sizing{})
+	_, err = predictor(pool.Config{MakeTimeout: -time.Second})(t.Context(), pools.Sizing{})
 	if err == nil {
 		t.Error("no error for a size that cannot be")
 	}

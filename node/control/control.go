@@ -26,6 +26,8 @@ type Subject struct {
 	Config pool.Config  // as the node is configured
 	Report pools.Report // what does not change: VCPUs, MemoryMiB, Rest
 	Image  func() string
+	// Latencies observe the pool; nil: none are reported.
+	Latencies *Latencies
 	// Unready says why no machine can be made at all; nil: one can. Until then the pool keeps none.
 	Unready func() error
 	// Take is told how many runs the node may take at once for this pool.

@@ -30,6 +30,9 @@ func (c *Controller) look(s *subject) pools.Report {
 	r.OldestReadySeconds, r.LongestWaitSeconds = st.OldestReady.Seconds(), st.LongestWait.Seconds()
 	r.Claims, r.Misses, r.WaitSeconds = st.Claims, st.Claims-st.Hits, st.Wait.Seconds()
 	r.Made, r.MakeFailures = st.Made, st.MakeFailures
+	if s.Latencies != nil {
+		r.ClaimLatency, r.RestoreLatency = s.Latencies.report()
+	}
 	r.Decisions = []pools.Decision{}
 	for _, d := range st.Decisions {
 		r.Decisions = append(r.Decisions, pools.Decision{At: d.At.UTC(), What: d.What, Reason: d.Reason})

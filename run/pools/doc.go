@@ -139,7 +139,19 @@ type Report struct {
 	Made               int64   `json:"made_total"`
 	MakeFailures       int64   `json:"make_failures_total"`
 
+	ClaimLatency   *Latency `json:"claim_latency,omitempty"`   // of the last claims; nil: there were none
+	RestoreLatency *Latency `json:"restore_latency,omitempty"` // of the last machines made: restored, tried and put to rest
+
 	Decisions []Decision `json:"decisions"` // the last ones, oldest first
+}
+
+// Latency is how long the last Count of something took, in seconds, by nearest rank.
+type Latency struct {
+	Count int     `json:"count"`
+	P50   float64 `json:"p50_seconds"`
+	P95   float64 `json:"p95_seconds"`
+	P99   float64 `json:"p99_seconds"`
+	Max   float64 `json:"max_seconds"`
 }
 
 // Decision is a change that a pool made by itself or was told to make.

@@ -406,7 +406,7 @@ describe('the playground', () => {
 describe('operations', () => {
   test('shows the pool, predicts another size, and resizes', async () => {
     const { page, close } = await open('/ops', { key: server.adminKey });
-    await page.locator('.pool').waitFor();
+    await page.locator('.pool[aria-label^="base"]').waitFor();
     await page.waitForFunction(() => Number(document.querySelector('[data-gauge="ready"]')?.textContent) > 0);
     await page.locator('.resize button:not(.primary)').click();
     await page.locator('.pool dl[aria-live] dd').first().waitFor();
@@ -415,8 +415,21 @@ describe('operations', () => {
     await page.locator('.resize .hint:not(:empty)').waitFor();
     const { pools } = await api(server, 'GET', '/v1/pools', undefined, server.adminKey);
     assert.equal(pools[0].policy.min_ready, 3);
+    // What the node reports of its machines, and the queue: one run at work, more than there are machines behind it.
+    const runs = await Promise.all(Array.from({ length: 7 }, () => api(server, 'POST', '/v1/runs', { command: 'sleep 30', timeout_seconds: 60 })));
+    const queue = page.locator(`[data-org="${server.org}"] td`);
+    await page.waitForFunction((org) => { const cells = [...document.querySelectorAll(`[data-org="${org}"] td`)].map((cell) => Number(cell.textContent)); return cells[0] >= 1 && cells[3] >= 1; }, server.org);
+    assert.equal(Number(await queue.nth(0).textContent()) + Number(await queue.nth(3).textContent()), 7);
+    for (const what of ['claim', 'restore']) {
+      await page.locator(`[data-latency="${what}"]`).waitFor();
+      assert.ok(Number(await page.locator(`[data-latency="${what}"] td`).last().textContent()) >= 1, what);
+    }
     await accessible(page);
     await page.screenshot({ path: join(screens, 'operations.png'), fullPage: true });
+    await page.setViewportSize({ width: 360, height: 780 });
+    assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth));
+    for (const { id } of runs) await api(server, 'POST', `/v1/runs/${id}/cancel`);
+    await page.locator('.queues .hint:not(:empty)').waitFor();
     await close();
   });
 });

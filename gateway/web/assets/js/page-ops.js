@@ -11,6 +11,7 @@ const kept = 150; // looks that the history shows: five minutes
 const root = $('ops');
 const sizes = ['min_ready', 'max_ready', 'max_machines'];
 const shown = new Map(); // by pool
+let queues = null;
 let timer = null;
 
 const svg = (tag, properties) => {
@@ -18,6 +19,28 @@ const svg = (tag, properties) => {
   for (const [name, value] of Object.entries(properties)) node.setAttribute(name, value);
   return node;
 };
+
+// table is a wide table with a head, which scrolls by itself.
+const table = (head, body) => h('div', { class: 'table-box', tabindex: '0' }, h('table', { class: 'nodes' }, h('thead', {}, h('tr', {}, head.map((name) => h('th', { scope: 'col' }, t(`ops.${name}`))))), body));
+
+// QueueCard is what the organisations have waiting and at work.
+class QueueCard {
+  constructor() {
+    this.rows = h('tbody');
+    this.note = h('p', { class: 'hint', role: 'status' });
+    this.table = table(['org', 'queued', 'oldest', 'parked', 'work'], this.rows);
+    this.node = h('section', { class: 'card pool queues', 'aria-label': t('ops.queues') }, h('h2', {}, t('ops.queues')), this.table, this.note);
+  }
+
+  update({ queues, total }) {
+    this.table.hidden = queues.length === 0;
+    this.rows.replaceChildren(...queues.map((q) => h('tr', { data: { org: q.org } },
+      h('th', { scope: 'row' }, visible(q.name || q.org), ' ', h('code', { class: 'hint', translate: 'no' }, visible(q.org))),
+      h('td', {}, number(q.queued)), h('td', {}, q.queued > 0 ? duration(1000 * q.oldest_seconds) : '–'), h('td', {}, number(q.parked)), h('td', {}, number(q.leased)))));
+    const note = total === 0 ? t('ops.queues.none') : total > queues.length ? t('ops.queues.more', { n: total - queues.length }) : '';
+    if (this.note.textContent !== note) this.note.textContent = note; // said once
+  }
+}
 
 // PoolCard is one pool: gauges, history, nodes, and its size.
 class PoolCard {
@@ -28,6 +51,7 @@ class PoolCard {
     this.gauges = h('dl', { class: 'gauges' });
     this.chart = svg('svg', { viewBox: '0 0 300 60', preserveAspectRatio: 'none', class: 'history', role: 'img', 'aria-label': t('ops.history') });
     this.nodes = h('tbody');
+    this.latencies = h('tbody');
     this.decisions = h('ul', { class: 'decisions' });
     this.fault = h('p', { class: 'error', role: 'alert' });
     this.said = h('span', { class: 'hint', role: 'status' });
@@ -44,7 +68,8 @@ class PoolCard {
     this.node = h('section', { class: 'card pool', 'aria-label': name }, h('h2', {}, t('ops.pool'), ' ', h('code', { translate: 'no' }, visible(name))), this.gauges,
       h('h3', {}, t('ops.history')), this.chart, h('p', { class: 'hint' }, t('ops.history.text')),
       h('h3', {}, t('ops.size')), this.form, this.fault, h('p', { class: 'hint' }, t('ops.predict.text')), this.prediction, this.predicted,
-      h('h3', {}, t('ops.nodes')), h('div', { class: 'table-box', tabindex: '0' }, h('table', { class: 'nodes' }, h('thead', {}, h('tr', {}, head.map((name) => h('th', { scope: 'col' }, t(`ops.${name}`))))), this.nodes)),
+      h('h3', {}, t('ops.nodes')), table(head, this.nodes),
+      h('h3', {}, t('ops.latencies')), h('p', { class: 'hint' }, t('ops.latencies.text')), table(['node', 'what', 'median', 'p95.short', 'p99.short', 'most', 'counted'], this.latencies),
       h('h3', {}, t('ops.decisions')), this.decisions);
   }
 
@@ -65,6 +90,9 @@ class PoolCard {
       ['ready', 'leased', 'refilling', 'waiting', 'target'].map((name) => h('td', {}, number(n[name]))),
       h('td', {}, n.claims_total > 0 ? percent(n.misses_total / n.claims_total) : '–'), h('td', {}, n.claims_total > 0 ? duration(1000 * n.wait_seconds_total / n.claims_total) : '–'),
       h('td', {}, duration(1000 * n.longest_wait_seconds)), h('td', {}, number(n.make_failures_total)))));
+    this.latencies.replaceChildren(...pool.nodes.flatMap((n) => [['claim', n.claim_latency], ['restore', n.restore_latency]].filter(([, l]) => l).map(([what, l]) => h('tr', { data: { latency: what } },
+      h('th', { scope: 'row' }, h('code', { translate: 'no' }, visible(n.node))), h('td', {}, t(`ops.${what}`)),
+      ['p50', 'p95', 'p99', 'max'].map((name) => h('td', {}, duration(1000 * l[`${name}_seconds`]))), h('td', {}, number(l.count))))));
     const decisions = pool.nodes.flatMap((n) => n.decisions).sort((a, b) => b.at.localeCompare(a.at)).slice(0, 6);
     this.decisions.replaceChildren(...decisions.map((d) => h('li', { lang: 'en' }, h('span', { class: 'hint' }, date(d.at)), ' ', h('strong', {}, visible(d.what)), ' ', visible(d.reason))));
     if (first) for (const size of sizes) this.inputs[size].value = String(pool.policy[size] ?? pool.nodes[0]?.settings[size] ?? '');
@@ -111,7 +139,9 @@ class PoolCard {
 
 async function look() {
   try {
-    const { pools } = await call('GET', '/v1/pools');
+    const [{ pools }, waiting] = await Promise.all([call('GET', '/v1/pools'), call('GET', '/v1/queues')]);
+    if (!queues) root.append((queues = new QueueCard()).node);
+    queues.update(waiting);
     for (const pool of pools) {
       if (!shown.has(pool.name)) {
         shown.set(pool.name, new PoolCard(pool.name));
@@ -139,6 +169,7 @@ const operator = account({
   onNone: () => {
     clearInterval(timer);
     shown.clear();
+    queues = null;
     root.replaceChildren(h('p', { id: 'ops-note', class: 'hint', role: 'status' }));
   },
 });
