@@ -14,7 +14,7 @@ var auditOrgScript, auditRunScript = loadLax("auditorg"), loadLax("auditrun")
 // scripts lists all of them, for Open to load.
 var scripts = []*script{authenticateScript, readScript, orgScript, retainOrgScript, creditScript, keyScript, admitScript, takeScript, renewScript, requeueScript,
 	startScript, appendScript, authorizeScript, captureScript, putScript, settleScript, cancelScript, reapScript,
-	eraseScript, limitOrgScript, limitKeyScript, shareScript, auditOrgScript, auditRunScript}
+	eraseScript, limitOrgScript, limitKeyScript, shareScript, signUpScript, auditOrgScript, auditRunScript}
 
 // AuditReport is what Audit found.
 type AuditReport struct {
@@ -22,6 +22,8 @@ type AuditReport struct {
 	Deposits, Balance, Held, Charged, OpenHoldSum Micros
 	Accounts                                      []Account
 	Differences                                   []string // empty: conservation holds
+
+	trial Micros // trial credit in the ledgers
 }
 
 // Err names the first difference and says how many there are; nil when conservation holds.
@@ -43,6 +45,7 @@ func (r *AuditReport) differ(format string, args ...any) {
 //   - deposits are the sum of the deposit entries, charges of the charge entries, balance = deposits - charges, no entry is
 //     missing from their sequence, and each left the balance that those before it and itself add up to;
 //   - held is the sum of the holds of runs that have not ended, and available is not negative;
+//   - the trial credit in the ledgers is what was given out of its pot;
 //   - of each run: 0 <= charged + pending <= reserved, charged = model + web + compute = its captured calls, pending = its
 //     unfinished calls; an ended one has charged + released = reserved, nothing pending, and exactly its charge in the
 //     ledger; one that has not ended is in the queue or leased, never both.
@@ -52,6 +55,10 @@ func (r *AuditReport) differ(format string, args ...any) {
 //
 // Scripts auditorg.lua and auditrun.lua.
 func (s *Store) Audit(ctx context.Context) (AuditReport, error) {
+	before, err := s.TrialGiven(ctx)
+	if err != nil {
+		return AuditReport{}, fmt.Errorf("audit: %w", err)
+	}
 	ids, err := s.rdb.ZRange(ctx, s.keys.orgs(), 0, -1).Result()
 	if err != nil {
 		return AuditReport{}, fmt.Errorf("audit: list organisations: %w", unavailable(err))
@@ -64,6 +71,13 @@ func (s *Store) Audit(ctx context.Context) (AuditReport, error) {
 		if err := s.auditRuns(ctx, org, &rep); err != nil {
 			return AuditReport{}, fmt.Errorf("audit %s: %w", org, err)
 		}
+	}
+	after, err := s.TrialGiven(ctx)
+	if err != nil {
+		return AuditReport{}, fmt.Errorf("audit: %w", err)
+	}
+	if rep.trial < before || rep.trial > after { // people may sign up meanwhile
+		rep.differ("trial credit: the ledgers have %d micro-dollars of it, %d were given", rep.trial, after)
 	}
 	return rep, nil
 }
@@ -138,6 +152,9 @@ func (s *Store) sumLedger(ctx context.Context, org string, count int64, rep *Aud
 				sums.charges -= e.Amount
 			} else {
 				sums.deposits += e.Amount
+				if e.Reference == trialRef {
+					rep.trial += e.Amount
+				}
 			}
 			if balance := sums.deposits - sums.charges; e.Balance != balance {
 				rep.differ("ledger %s: after entry %d, %s, the balance is %d micro-dollars, by the entries so far it is %d",

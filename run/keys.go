@@ -90,6 +90,10 @@ func (k keys) orgKeys(org string) string {
 	return k.at("org", org, "keys")
 }
 
+// pot has what was given of the trial credit; signUps is the rate of an address, by the SHA-256 of it.
+func (k keys) pot() string               { return k.at("signup") }                 // hash: given, count
+func (k keys) signUps(sum string) string { return k.at("signup", "address", sum) } // string: see signup.lua
+
 // One per API key.
 func (k keys) key(id string) string       { return k.at("key", id) }           // string: SHA-256 of the secret
 func (k keys) limits(id string) string    { return k.at("key", id, "limits") } // hash: limits, slots and waiting runs of a limited key

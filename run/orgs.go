@@ -133,6 +133,8 @@ func (s *Store) Credit(ctx context.Context, org string, amount Micros, ref strin
 		return Account{}, fmt.Errorf("credit %.64q: %w", org, ErrNotFound)
 	case amount == 0 || amount > maxMicros || amount < -maxMicros:
 		return Account{}, fmt.Errorf("credit %s with %d micro-dollars: %w", org, amount, ErrRange)
+	case strings.HasPrefix(ref, reservedRefs):
+		return Account{}, fmt.Errorf("reference of a credit: those with %q are the store's own: %w", reservedRefs, ErrRange)
 	case !refPattern.MatchString(ref):
 		return Account{}, fmt.Errorf("reference of a credit: want 1 to 200 visible ASCII characters: %w", ErrRange)
 	}

@@ -30,6 +30,7 @@
 //	line N s          the N-th line of s, from 1; negative from the end; empty where there is none
 //	lines s           the lines of s
 //	match "re" s      the first line of s that the regular expression (RE2) matches, or ""
+//	cell N s          the N-th element of the JSON array s, from 1, as text; empty where there is none
 //	trim s            s without white space around it
 //	contains "part" s tells whether s has the part
 //

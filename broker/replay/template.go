@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"regexp"
@@ -49,6 +50,7 @@ func newTemplate(text string) (*template.Template, error) {
 		"line":     line,
 		"lines":    lines,
 		"match":    match,
+		"cell":     cell,
 		"trim":     strings.TrimSpace,
 		"contains": func(part, s string) bool { return strings.Contains(s, part) },
 	}).Parse(text)
@@ -97,6 +99,22 @@ func match(pattern, s string) (string, error) {
 		}
 	}
 	return "", nil
+}
+
+// cell is one element of a JSON array, from 1, as text.
+func cell(n int, s string) (string, error) {
+	var row []json.RawMessage
+	if err := json.Unmarshal([]byte(s), &row); err != nil {
+		return "", fmt.Errorf("cell %d: %w", n, err)
+	}
+	if n < 1 || n > len(row) {
+		return "", nil
+	}
+	var text string
+	if json.Unmarshal(row[n-1], &text) == nil {
+		return text, nil
+	}
+	return string(row[n-1]), nil
 }
 
 var errTooMuchText = errors.New("the template writes too much text")

@@ -31,7 +31,7 @@ const AssetPrefix = "/assets/"
 
 // shownExamples are the example requests that the playground offers, in this order. Each has a title and a text in every
 // language.
-var shownExamples = []string{"sandbox-proof", "csv-analysis", "budget"}
+var shownExamples = []string{"sandbox-proof", "csv-analysis", "budget", "billing", "warehouse"}
 
 // File is one answer, as it is and compressed.
 type File struct {

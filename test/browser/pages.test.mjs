@@ -282,6 +282,47 @@ describe('a run', () => {
   });
 });
 
+describe('connections', () => {
+  test('the billing example fetches, adds up, and is refused what it may not do', async () => {
+    await server.connected('billing');
+    const { page, close } = await open('/', { scheme: 'dark' });
+    await page.locator('.balance').waitFor();
+    await page.locator('#examples button[data-example="billing"]').click();
+    await page.locator('#go').click();
+    await lastRow(page).waitFor();
+    const result = await page.locator('.result').innerText();
+    assert.match(result, /Birch & Sons\s+540\.45/);
+    assert.match(result, /Aster Books\s+310\.05/);
+    assert.match(result, /Cedar Café\s+290\.00/);
+    assert.match(result, /inv-1003, due 2026-09-12/);
+    assert.match(result, /method_not_allowed/);
+    const calls = page.locator('.event[data-type="connection"]');
+    assert.equal(await calls.count(), 3); // one by the agent, two by its program
+    assert.match(await calls.first().innerText(), /GET billing.*\n?.*200/s);
+    assert.match(await page.locator('.event[data-type="broker.refused"]').innerText(), /method_not_allowed/);
+    await page.screenshot({ path: join(screens, 'connection-billing.png'), fullPage: true });
+    await accessible(page);
+    await close();
+  });
+
+  test('the database example reads and cannot write', async () => {
+    await server.connected('warehouse');
+    const { page, close } = await open('/', { width: 360, height: 780 });
+    await page.locator('.balance').waitFor();
+    await page.locator('#examples button[data-example="warehouse"]').click();
+    await page.locator('#go').click();
+    await lastRow(page).waitFor();
+    const result = await page.locator('.result').innerText();
+    assert.match(result, /Standing desk\s+\d+\s+\d+\.\d\d/);
+    assert.match(result, /sql_not_allowed/);
+    assert.equal(await page.locator('.event[data-type="connection"]').count(), 2);
+    assert.equal(await page.locator('.event[data-type="shell"]').count(), 0);
+    assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth));
+    await page.screenshot({ path: join(screens, 'connection-warehouse.png'), fullPage: true });
+    await close();
+  });
+});
+
 describe('the playground', () => {
   test('refuses a wrong key and forgets it', async () => {
     const { page, close } = await open('/', { key: '', faults: ['401'] });

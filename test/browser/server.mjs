@@ -38,6 +38,7 @@ export async function startServer(settings = {}) {
     EPHEMERAL_REPLAY_DIR: join(here, 'conversations'),
     EPHEMERAL_POOL_MAX_MACHINES: '4',
     EPHEMERAL_NODE_DRAIN: '2s',
+    EPHEMERAL_CONNECTION_ALLOW: '127.77.0.1/32', // the example upstreams alone
     ...settings,
   };
   const logPath = join(data, 'serve.log');
@@ -48,12 +49,18 @@ export async function startServer(settings = {}) {
   ended.then(() => { over = true; });
   const cli = async (...args) => (await promisify(execFile)(binary, args, { env, maxBuffer: 64 << 20 })).stdout.trim();
 
+  let upstreams;
+  let upstreamsEnded;
   const server = {
     url: env.EPHEMERAL_URL,
     env,
     cli,
     log: () => readFile(logPath, 'utf8'),
     async stop() {
+      if (upstreams) {
+        upstreams.kill('SIGTERM');
+        await upstreamsEnded;
+      }
       if (!over) child.kill('SIGTERM');
       const code = await ended;
       await log.close();
@@ -72,6 +79,15 @@ export async function startServer(settings = {}) {
   server.org = await cli('orgs', 'create', 'browser');
   server.key = await cli('keys', 'create', '--org', server.org, '--name', 'browser');
   await cli('orgs', 'credit', server.org, '5000000');
+  // The same example upstreams that "make serve" starts.
+  upstreams = spawn(join(repo, 'build', 'example-upstreams'), ['-ephemeral', binary, '-org', server.org, '-dir', join(data, 'database')], { env, stdio: ['ignore', log.fd, log.fd] });
+  upstreamsEnded = new Promise((resolve) => { upstreams.once('exit', resolve); });
+  server.connected = async (name) => {
+    for (const until = Date.now() + 60_000; Date.now() < until; await sleep(200)) {
+      if (JSON.parse(await cli('connections', 'list', server.org, '-o', 'json')).some((c) => c.name === name)) return;
+    }
+    throw new Error(`there is no connection ${name}:\n${await server.log()}`);
+  };
   server.adminKey = await cli('keys', 'create', '--admin', '--name', 'browser').catch(() => '');
   return server;
 }
