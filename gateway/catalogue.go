@@ -33,6 +33,9 @@ const (
 	CodeQueueFull             Code = "queue_full"
 	CodeRateLimited           Code = "rate_limited"
 	CodeTooManyConnections    Code = "too_many_connections"
+	CodeSignupClosed          Code = "signup_closed"
+	CodeTrialExhausted        Code = "trial_exhausted"
+	CodeTooManySignups        Code = "too_many_signups"
 	CodeInternal              Code = "internal_error"
 	CodeUnavailable           Code = "unavailable"
 	CodeNotReady              Code = "not_ready"
@@ -101,6 +104,12 @@ var Catalogue = []Entry{
 		"Repeat the request after the time in Retry-After, and keep to the rate in RateLimit-Policy.", 1},
 	{CodeTooManyConnections, http.StatusServiceUnavailable, "The server has too many connections",
 		"Repeat the request after the time in Retry-After, over few connections that stay open.", 1},
+	{CodeSignupClosed, http.StatusForbidden, "Nobody can sign up here",
+		"Ask the operator of the server for an organisation and a key.", 0},
+	{CodeTrialExhausted, http.StatusForbidden, "The trial credit is used up",
+		"Ask the operator of the server for an organisation and a key.", 0},
+	{CodeTooManySignups, http.StatusTooManyRequests, "The address has signed up too often",
+		"Use the key of an earlier sign-up, or sign up again after the time in Retry-After.", 3600},
 	{CodeInternal, http.StatusInternalServerError, "The server failed",
 		"Repeat the request with the same Idempotency-Key; if it fails again, report the request id.", 0},
 	{CodeUnavailable, http.StatusServiceUnavailable, "The server cannot answer now",

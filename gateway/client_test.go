@@ -16,7 +16,7 @@ var methods = map[string]string{
 	"getFile": "Download", "cancelRun": "Cancel", "createShare": "CreateShare", "listShares": "Shares", "revokeShare": "RevokeShare",
 	"getShared": "Shared", "getSharedEvents": "SharedEvents", "getAccount": "Account", "getUsage": "Usage", "getStatement": "Statement",
 	"getLimits": "Limits", "createOrg": "CreateOrg", "listOrgs": "Orgs", "getOrg": "Org", "getOrgAccount": "OrgAccount",
-	"getOrgUsage": "OrgUsage", "addMember": "AddMember", "listMembers": "Members", "removeMember": "RemoveMember", "listNodes": "Nodes", "listQueues": "Queues",
+	"getOrgUsage": "OrgUsage", "addMember": "AddMember", "listMembers": "Members", "removeMember": "RemoveMember", "listNodes": "Nodes", "getSignup": "SignupTerms", "signUp": "SignUp", "listQueues": "Queues",
 	"getOrgStatement": "OrgStatement", "getOrgLimits": "OrgLimits", "putOrgLimits": "LimitOrg", "putOrgRetention": "RetainOrg", "putOrgImages": "AllowImages",
 	"credit": "Credit", "createKey": "CreateKey", "listKeys": "Keys", "putConnection": "PutConnection", "listConnections": "Connections",
 	"getConnection": "Connection", "deleteConnection": "DeleteConnection", "listReceiptKeys": "ReceiptKeys",

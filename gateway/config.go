@@ -30,6 +30,8 @@ type Config struct {
 	MaxWait        time.Duration `env:"EPHEMERAL_MAX_WAIT" envDefault:"60s" help:"longest wait granted to Prefer: wait"`
 	Heartbeat      time.Duration `env:"EPHEMERAL_HEARTBEAT" envDefault:"15s" help:"time between heartbeats of a silent event stream"`
 	DrainTimeout   time.Duration `env:"EPHEMERAL_DRAIN_TIMEOUT" envDefault:"20s" help:"how long answers in flight may take at shutdown"`
+
+	Signup SignupConfig
 }
 
 // Address is where the public API is, as a URL.
@@ -76,6 +78,9 @@ func (c Config) withDefaults() (Config, error) {
 		return Config{}, fmt.Errorf("EPHEMERAL_RATE_LIMIT %d and EPHEMERAL_RATE_BURST %d: want 1 to %d each", c.RateLimit, c.RateBurst, maxRate)
 	case c.MaxConnections < 1:
 		return Config{}, fmt.Errorf("EPHEMERAL_MAX_CONNECTIONS %d: want a positive number", c.MaxConnections)
+	}
+	if err := c.Signup.check(); err != nil {
+		return Config{}, err
 	}
 	return c, nil
 }

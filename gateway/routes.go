@@ -69,6 +69,8 @@ func (s *Server) publicRoutes() []route {
 		{get, "/v1/pools/:name", s.as(run.Admin, s.getPool)},
 		{put, "/v1/pools/:name", s.as(run.Admin, s.setPool)},
 		{post, "/v1/pools/:name/prediction", s.as(run.Admin, s.predictPool)},
+		{get, "/v1/signup", s.getSignup},
+		{post, "/v1/signup", s.signUp},
 
 		{get, "/openapi.yaml", s.openAPI},
 		{get, "/healthz", s.healthz},

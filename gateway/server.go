@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -62,6 +63,8 @@ type Store interface {
 	RemoveMember(ctx context.Context, org, id string) error
 	Nodes(ctx context.Context) ([]run.Node, error)
 	Queues(ctx context.Context, limit int) (queues []run.OrgQueue, total int, err error)
+	SignUp(ctx context.Context, name string, address netip.Addr, t run.Trial) (run.Org, run.Key, string, error)
+	TrialGiven(ctx context.Context) (run.Micros, error)
 	ledgerStore
 
 	Connections(ctx context.Context, org string) ([]connection.Sealed, error)

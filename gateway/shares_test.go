@@ -1,11 +1,13 @@
 package gateway
 
 import (
+	"bufio"
 	"encoding/json"
 	"io"
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/ephemeral-run/ephemeral/client"
 	"github.com/ephemeral-run/ephemeral/run"
@@ -96,4 +98,44 @@ func TestShares(t *testing.T) {
 	if status, body := l.call("POST", "/v1/runs/"+string(hidden.Run.ID)+"/shares", owner.secret, `{}`); status != http.StatusConflict {
 		t.Errorf("zero data retention: %d %s", status, body)
 	}
+}
+
+// TestRevokedShareEndsItsStream: whoever reads along with a link reads no further once it is revoked.
+func TestRevokedShareEndsItsStream(t *testing.T) {
+	l := newLive(t, Config{Heartbeat: 50 * time.Millisecond})
+	owner := l.newMember("owner", 1_000_000)
+	shared := l.create(owner)
+	path := "/v1/runs/" + string(shared.ID) + "/shares"
+	_, body := l.call("POST", path, owner.secret, `{}`)
+	var made newShare
+	l.must(json.Unmarshal([]byte(body), &made))
+	req, err := http.NewRequestWithContext(l.ctx, "GET", l.url+"/v1/shared/events", nil)
+	l.must(err)
+	req.Header.Set("Authorization", "Bearer "+made.Token)
+	req.Header.Set("Accept", "text/event-stream")
+	resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(req)
+	l.must(err)
+	defer resp.Body.Close()
+	lines := bufio.NewScanner(resp.Body)
+	beats := 0
+	for beats < 2 && lines.Scan() { // it lives on while the share does
+		if strings.HasPrefix(lines.Text(), ": heartbeat") {
+			beats++
+		}
+	}
+	if beats != 2 {
+		t.Fatalf("the stream has ended by itself: %v", lines.Err())
+	}
+	if status, body := l.call("DELETE", path+"/"+made.ID, owner.secret, ""); status != http.StatusNoContent {
+		t.Fatalf("%d %s", status, body)
+	}
+	lease := l.take()
+	l.start(lease)
+	for lines.Scan() { // ends, or the test's time does
+	}
+	if l.ctx.Err() != nil {
+		t.Error("the stream goes on")
+	}
+	l.shell(lease, 1)
+	l.settle(lease)
 }

@@ -342,6 +342,39 @@ describe('the playground', () => {
     await close();
   });
 
+  test('lets a visitor create an account, shows the key once, and runs with it', async () => {
+    const { page, close } = await open('/', { key: '', language: 'de', width: 360, height: 780, faults: ['400', '429'] });
+    await page.locator('#signup-form').waitFor();
+    await page.locator('#signup-form button').click();
+    await page.locator('#signup-name[aria-invalid=true]').waitFor();
+    await page.locator('#signup-name').fill('Besuch');
+    await picture(page, 'signup');
+    await accessible(page);
+    await page.locator('#signup-form button').click();
+    await page.locator('#signup-made').waitFor();
+    const secret = await page.locator('.secret').textContent();
+    assert.match(secret, /^eph_/);
+    assert.equal(await page.evaluate(() => sessionStorage.getItem('ephemeral-key')), null); // not before its owner has it
+    await picture(page, 'signup-key');
+    await accessible(page);
+    await page.locator('#signup-made button.primary').click();
+    await page.locator('.balance').waitFor();
+    assert.match(await page.locator('.balance').textContent(), /0,25/);
+    assert.ok(!(await page.locator('body').innerText()).includes(secret));
+    await page.locator('#examples button[data-example="command"]').click();
+    await page.locator('#go').click();
+    await lastRow(page).waitFor();
+    const account = await api(server, 'GET', '/v1/account', undefined, secret);
+    assert.equal(account.deposits_micros, 250_000);
+    await close();
+    const second = await open('/', { key: '', faults: ['429'] }); // one a day from one address
+    await second.page.locator('#signup-name').fill('Again');
+    await second.page.locator('#signup-form button').click();
+    await second.page.locator('#signup-error:not(:empty)').waitFor();
+    assert.match(await second.page.locator('#signup-error').textContent(), /from your address/);
+    await second.close();
+  });
+
   test('says at each field what the server finds wrong', async () => {
     const { page, close } = await open('/', { faults: ['400', '402'] });
     await page.locator('.balance').waitFor();

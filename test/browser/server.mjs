@@ -38,6 +38,8 @@ export async function startServer(settings = {}) {
     EPHEMERAL_REPLAY_DIR: join(here, 'conversations'),
     EPHEMERAL_POOL_MAX_MACHINES: '4',
     EPHEMERAL_NODE_DRAIN: '2s',
+    EPHEMERAL_SIGNUP: 'true',
+    EPHEMERAL_SIGNUP_PER_DAY: '1',
     EPHEMERAL_CONNECTION_ALLOW: '127.77.0.1/32', // the example upstreams alone
     ...settings,
   };

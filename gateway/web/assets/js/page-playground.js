@@ -8,6 +8,7 @@ import { RequestForm } from './request-form.js';
 import { ownerActions } from './run-actions.js';
 import { ownRun, RunView } from './run-view.js';
 import { getKey } from './session.js';
+import { offerSignup } from './signup.js';
 import { Snippets } from './snippets.js';
 
 const assets = new URL('..', import.meta.url);
@@ -116,6 +117,7 @@ const member = account({
     $('recent-card').hidden = true;
     empty();
     recorded();
+    offerSignup((key) => member.enter(key));
   },
 });
 offerExamples();

@@ -30,6 +30,7 @@ export class RequestForm {
       r.shell = $('shell').checked;
       const connections = $('connections').value.split(/[\s,]+/).filter(Boolean);
       if (connections.length > 0) r.connections = connections;
+      if ($('expose').checked) r.expose_broker = true;
     }
     const files = [...this.files.children].map((row) => row.file());
     if (files.length > 0) r.files = files;
@@ -49,6 +50,7 @@ export class RequestForm {
     $('shell').checked = r.shell ?? true;
     $('web').checked = r.web ?? false;
     $('connections').value = (r.connections ?? []).join(', ');
+    $('expose').checked = r.expose_broker ?? false;
     $('zdr').checked = r.zero_data_retention ?? false;
     $('timeout').value = String(r.timeout_seconds);
     $('budget').value = String(r.max_cost_micros / 1e6);

@@ -1,0 +1,53 @@
+// Making an account by oneself, where the operator allows it.
+
+import { call, Problem } from './api.js';
+import { $, copyButton, h } from './dom.js';
+import { money, t } from './i18n.js';
+
+// offerSignup shows the form below the one for keys, if people can sign up; enter is called with the new key once its owner
+// has seen it.
+export async function offerSignup(enter) {
+  let terms;
+  try {
+    terms = await call('GET', '/v1/signup', { key: '' });
+  } catch (error) {
+    if (error instanceof Problem) return; // those who have a key need no other
+    throw error;
+  }
+  if (!terms.open) return;
+  const name = h('input', { type: 'text', id: 'signup-name', maxlength: '128', autocomplete: 'organization', 'aria-describedby': 'signup-error' });
+  const fault = h('p', { class: 'error', id: 'signup-error', role: 'alert' });
+  const submit = h('button', { type: 'submit' }, t('signup.submit'));
+  const form = h('form', { id: 'signup-form', novalidate: true },
+    h('h3', {}, t('signup.title')), h('p', {}, t('signup.text', { money: money(terms.credit_micros) })),
+    h('label', { class: 'field', for: 'signup-name' }, h('span', {}, t('signup.name'))), h('div', { class: 'inline' }, name, submit), fault);
+  form.addEventListener('submit', async (event) => {
+    event.preventDefault();
+    fault.textContent = '';
+    name.removeAttribute('aria-invalid');
+    submit.disabled = true;
+    try {
+      const made = await call('POST', '/v1/signup', { key: '', body: JSON.stringify({ name: name.value }) });
+      form.replaceWith(shown(made.key.secret, enter));
+    } catch (error) {
+      if (!(error instanceof Problem)) throw error;
+      fault.replaceChildren(error.title, ...error.errors.map((e) => h('span', { lang: 'en' }, ` ${e.detail}`)));
+      if (error.errors.length > 0) {
+        name.setAttribute('aria-invalid', 'true');
+        name.focus();
+      }
+    } finally {
+      submit.disabled = false;
+    }
+  });
+  $('signup').replaceChildren(form);
+}
+
+// shown is the new key, until its owner goes on.
+function shown(secret, enter) {
+  const box = h('div', { id: 'signup-made', role: 'status', tabindex: '-1' }, h('p', {}, t('signup.made')),
+    h('div', { class: 'inline' }, h('code', { class: 'secret', translate: 'no' }, secret), copyButton(t('word.copy'), t('word.copied'), () => secret)),
+    h('button', { type: 'button', class: 'primary', on: { click: () => { box.remove(); enter(secret); } } }, t('signup.go')));
+  queueMicrotask(() => box.focus());
+  return box;
+}
