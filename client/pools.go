@@ -46,15 +46,3 @@ func (c *Client) SetPool(ctx context.Context, name string, p pools.Policy, repla
 	err = c.call(ctx, request{method: http.MethodPut, path: poolPath(name), body: raw, repeat: replaces < 0}, &set)
 	return set, err
 }
-
-// PredictPool asks what a pool of another size would do: the server simulates the pool's own policy on one node, and changes
-// nothing.
-func (c *Client) PredictPool(ctx context.Context, name string, s pools.Sizing) (pools.Prediction, error) {
-	body, err := encode(s)
-	if err != nil {
-		return pools.Prediction{}, err
-	}
-	var p pools.Prediction
-	err = c.call(ctx, request{method: http.MethodPost, path: poolPath(name) + "/prediction", body: body, repeat: true}, &p)
-	return p, err
-}
