@@ -212,9 +212,24 @@ func checkPlace(t *testing.T, place Place) {
 		if b, err := place.ReadFile(ctx, place.Path("some/note"), 100); err != nil || string(b) != "changed\n" {
 			t.Errorf("written in the box: %q, %v", b, err)
 		}
+		checkWoken(t, sh)
 	}
 	checkFiles(t, place)
 	checkCancel(t, place)
+}
+
+// checkWoken counts the interrupts that a box with nothing to do gets by its line: without them a lost one of the timer
+// would stop it for good.
+func checkWoken(t *testing.T, sh func(string) (string, string, int)) {
+	t.Helper()
+	const seconds, least = 6, 3
+	out, said, code := sh(`
+device=$(cd /sys/bus/virtio/drivers/virtio_console && echo virtio*)
+count() { awk -v d="$device-" 'index($0, d) { n += $2 } END { print n + 0 }' /proc/interrupts; }
+before=$(count); sleep ` + strconv.Itoa(seconds) + `; echo $(($(count) - before))`)
+	if n, err := strconv.Atoi(strings.TrimSpace(out)); err != nil || code != 0 || n < least {
+		t.Errorf("%d s in a box with nothing to do: %q interrupts by its line, want %d and more: code %d, %s", seconds, out, least, code, said)
+	}
 }
 
 func checkFiles(t *testing.T, place Place) {
