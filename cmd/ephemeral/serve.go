@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/ephemeral-run/ephemeral/broker"
+	"github.com/ephemeral-run/ephemeral/cmd/ephemeral/logging"
 	"github.com/ephemeral-run/ephemeral/gateway"
-	"github.com/ephemeral-run/ephemeral/logging"
 	"github.com/ephemeral-run/ephemeral/run"
 	"github.com/ephemeral-run/ephemeral/run/connection"
 	"github.com/ephemeral-run/ephemeral/run/pools"
