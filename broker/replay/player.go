@@ -224,7 +224,11 @@ func (a *answer) stream(withUsage bool) []byte {
 	delta := func(d object, reason any) {
 		event([]object{{"index": 0, "delta": d, "finish_reason": reason}}, nil)
 	}
-	delta(object{"role": "assistant", "content": ""}, nil)
+	role := object{"role": "assistant", "content": ""}
+	if a.text == "" {
+		role["content"] = nil // as in the answer in one piece
+	}
+	delta(role, nil)
 	for _, piece := range pieces(a.text, 48) {
 		delta(object{"content": piece}, nil)
 	}

@@ -143,11 +143,12 @@ func TestStreamSaysTheSame(t *testing.T) {
 	}
 }
 
-// assemble puts a stream together.
+// assemble puts a stream together as client libraries do: there is no content where no delta had any, which is not the same
+// as an empty one.
 func assemble(t *testing.T, stream string) (a whole, usage bool) {
 	t.Helper()
 	a.Choices = append(a.Choices, whole{}.Choices...)
-	var content string
+	var content *string
 	events := sse.NewReader(strings.NewReader(stream), 1<<20)
 	a.Choices = make([]struct {
 		Message struct {
@@ -165,15 +166,13 @@ func assemble(t *testing.T, stream string) (a whole, usage bool) {
 			t.Fatal(err)
 		}
 		if string(e.Data) == "[DONE]" {
-			if content != "" {
-				a.Choices[0].Message.Content = &content
-			}
+			a.Choices[0].Message.Content = content
 			return a, usage
 		}
 		var c struct {
 			Choices []struct {
 				Delta struct {
-					Content   string
+					Content   *string
 					ToolCalls []struct {
 						Index    int
 						ID, Type string
@@ -194,7 +193,12 @@ func assemble(t *testing.T, stream string) (a whole, usage bool) {
 			}
 			continue
 		}
-		content += c.Choices[0].Delta.Content
+		if piece := c.Choices[0].Delta.Content; piece != nil {
+			if content == nil {
+				content = new(string)
+			}
+			*content += *piece
+		}
 		if r := c.Choices[0].FinishReason; r != "" {
 			a.Choices[0].FinishReason = r
 		}
