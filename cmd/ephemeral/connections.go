@@ -193,39 +193,54 @@ func connectionsShowCommand() *cobra.Command {
 }
 
 func connectionsDeleteCommand() *cobra.Command {
-	return &cobra.Command{
+	var output outputFormat
+	cmd := &cobra.Command{
 		Use: "delete ORG NAME", Short: "Delete a connection and its credential; runs cannot use it any more", Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return withStore(cmd, func(ctx context.Context, s *run.Store) error { return s.DeleteConnection(ctx, args[0], args[1]) })
+			return withStore(cmd, func(ctx context.Context, s *run.Store) error {
+				if err := s.DeleteConnection(ctx, args[0], args[1]); err != nil {
+					return err
+				}
+				return output.confirm(cmd, map[string]string{"organisation": args[0], "deleted": args[1]})
+			})
 		},
 	}
+	output.flag(cmd)
+	return cmd
 }
 
 func connectionsKeyCommand() *cobra.Command {
-	return &cobra.Command{
+	var output outputFormat
+	cmd := &cobra.Command{
 		Use: "key", Short: "Make a key that seals credentials, and print it", Args: cobra.NoArgs,
 		Long: `Makes a key for EPHEMERAL_SEALING_KEY or a line of EPHEMERAL_SEALING_KEY_FILE and prints it; it is stored nowhere. To rotate,
 put the new key in front of the old one on every gateway and node, restart them, run "ephemeral connections reseal", and
 take the old key away.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			fmt.Fprintln(cmd.OutOrStdout(), connection.NewKey())
-			return nil
+			key := connection.NewKey()
+			return output.print(cmd, map[string]string{"key": key}, func(w io.Writer) { fmt.Fprintln(w, key) })
 		},
 	}
+	output.flag(cmd)
+	return cmd
 }
 
 func connectionsResealCommand() *cobra.Command {
-	return &cobra.Command{
+	var output outputFormat
+	cmd := &cobra.Command{
 		Use: "reseal", Short: "Seal every credential with the newest key", Args: cobra.NoArgs,
 		Long: "Opens the credential of every connection of every organisation and seals it with the first of the configured keys. Afterwards older keys are needed no more. It may be repeated.",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return withKeyring(cmd, func(ctx context.Context, s *run.Store, ring *connection.Keyring) error {
 				count, err := reseal(ctx, s, ring)
-				fmt.Fprintf(cmd.OutOrStdout(), "%d credentials sealed anew\n", count)
-				return err
+				return errors.Join(err, output.print(cmd, map[string]int{"sealed": count}, func(w io.Writer) {
+					fmt.Fprintf(w, "%d credentials sealed anew\n", count)
+				}))
 			})
 		},
 	}
+	output.flag(cmd)
+	return cmd
 }
 
 // reseal goes on after a connection that cannot be opened, and returns every error.

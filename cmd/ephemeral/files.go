@@ -50,6 +50,7 @@ func printFiles(w io.Writer, files []run.Artifact) {
 }
 
 func runsDownloadCommand() *cobra.Command {
+	var output outputFormat
 	var dir string
 	cmd := &cobra.Command{
 		Use:   "download RUN",
@@ -70,16 +71,20 @@ below --dir and nowhere else, whatever the run called them. A file appears whole
 			if err != nil {
 				return err
 			}
-			printFiles(cmd.OutOrStdout(), files)
-			return nil
+			if files == nil {
+				files = []run.Artifact{}
+			}
+			return output.print(cmd, files, func(w io.Writer) { printFiles(w, files) })
 		},
 	}
+	output.flag(cmd)
 	cmd.Flags().StringVar(&dir, "dir", ".", "where to write the files; made if it is missing")
 	return cmd
 }
 
 func runsDeleteCommand() *cobra.Command {
-	return &cobra.Command{
+	var output outputFormat
+	cmd := &cobra.Command{
 		Use:   "delete RUN",
 		Short: "Erase the content of an ended run; the record of its money stays",
 		Args:  cobra.ExactArgs(1),
@@ -88,9 +93,14 @@ func runsDeleteCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.Delete(cmd.Context(), run.ID(args[0]))
+			if err := c.Delete(cmd.Context(), run.ID(args[0])); err != nil {
+				return err
+			}
+			return output.confirm(cmd, map[string]string{"deleted": args[0]})
 		},
 	}
+	output.flag(cmd)
+	return cmd
 }
 
 func orgsRetainCommand() *cobra.Command {

@@ -4,7 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"path/filepath"
+	"slices"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
@@ -88,7 +90,8 @@ func imageListCommand() *cobra.Command {
 }
 
 func imageShowCommand() *cobra.Command {
-	return &cobra.Command{
+	var output outputFormat
+	cmd := &cobra.Command{
 		Use:   "show NAME",
 		Short: "Show an image's manifest: digests, recipe, packages",
 		Args:  cobra.ExactArgs(1),
@@ -97,9 +100,27 @@ func imageShowCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return printJSON(cmd.OutOrStdout(), m)
+			return output.print(cmd, m, func(w io.Writer) { printManifest(w, m) })
 		},
 	}
+	output.flag(cmd)
+	output = "json" // the manifest as it is
+	cmd.Flags().Lookup("output").DefValue = "json"
+	return cmd
+}
+
+// printManifest writes what a reader looks for first: what the image is, its files and its packages.
+func printManifest(w io.Writer, m images.Manifest) {
+	fmt.Fprintf(w, "image %s: %s\nbuilt %s, kernel %s\n\n", m.Name, m.Digest, m.BuiltAt.Local().Format("2006-01-02 15:04"), m.Kernel)
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, name := range slices.Sorted(maps.Keys(m.Files)) {
+		fmt.Fprintf(table, "%s\t%d\t%s\n", name, m.Files[name].Size, m.Files[name].SHA256)
+	}
+	fmt.Fprintln(table)
+	for _, p := range m.Packages {
+		fmt.Fprintf(table, "%s\t%s\n", p.Name, p.Version)
+	}
+	_ = table.Flush() // w is the command's output, whose failure print reports
 }
 
 func imageVerifyCommand() *cobra.Command {

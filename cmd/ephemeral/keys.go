@@ -108,14 +108,22 @@ func keysCreateCommand() *cobra.Command {
 }
 
 func keysRevokeCommand() *cobra.Command {
-	return &cobra.Command{
+	var output outputFormat
+	cmd := &cobra.Command{
 		Use:   "revoke KEY-ID",
 		Short: "Revoke an API key at once",
 		Args:  arguments,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return withStore(cmd, func(ctx context.Context, s *run.Store) error { return s.RevokeKey(ctx, args[0]) })
+			return withStore(cmd, func(ctx context.Context, s *run.Store) error {
+				if err := s.RevokeKey(ctx, args[0]); err != nil {
+					return err
+				}
+				return output.confirm(cmd, map[string]string{"revoked": args[0]})
+			})
 		},
 	}
+	output.flag(cmd)
+	return cmd
 }
 
 func parseMicros(s string) (run.Micros, error) {

@@ -335,6 +335,11 @@ func printAudit(w io.Writer, r run.AuditReport) {
 	}
 }
 
+// confirm writes v as JSON where that is asked; as text, a command that succeeds says nothing.
+func (o *outputFormat) confirm(cmd *cobra.Command, v any) error {
+	return o.print(cmd, v, func(io.Writer) {})
+}
+
 // print writes v as JSON or as text, as asked.
 func (o *outputFormat) print(cmd *cobra.Command, v any, text func(io.Writer)) error {
 	if o.json() {
