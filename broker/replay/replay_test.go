@@ -116,8 +116,12 @@ func TestPlay(t *testing.T) {
 }
 
 func TestStreamSaysTheSame(t *testing.T) {
-	p := NewPlayer(map[string]*Conversation{"sample": sampleConversation(t)})
-	for _, request := range []string{firstRequest, secondRequest} {
+	silent, err := Parse("silent", []byte("version: 1\nsteps:\n  - tool_calls: [{id: a, name: shell}]\n    usage: {input_tokens: 1, output_tokens: 1}\n  - {text: done, usage: {input_tokens: 1, output_tokens: 1}}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := NewPlayer(map[string]*Conversation{"sample": sampleConversation(t), "silent": silent})
+	for _, request := range []string{firstRequest, secondRequest, strings.Replace(firstRequest, "sample", "silent", 1)} {
 		for _, withUsage := range []bool{false, true} {
 			_, body := ask(t, p, request+"}")
 			var want whole
