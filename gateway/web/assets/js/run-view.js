@@ -10,6 +10,7 @@ import { Timeline } from './timeline.js';
 import { output, visible } from './visible.js';
 
 export const terminal = (state) => ['succeeded', 'failed', 'cancelled', 'timed_out', 'budget_exhausted'].includes(state);
+// stages that most runs have, in the order of time: they keep the place until the record tells the run's own.
 const stages = ['queue', 'claim', 'resume', 'prepare', 'files', 'worker', 'collect', 'destroy', 'settle'];
 const refresh = 1000; // of the costs while the run is going, in milliseconds
 
@@ -48,7 +49,7 @@ export class RunView {
     this.say = h('p', { class: 'sr', role: 'status' });
     this.replay.setEnabled(false);
     this.stageBar = h('div', { class: 'stage-bar', 'aria-hidden': 'true' });
-    this.stageList = h('dl', { class: 'stages' }, stages.flatMap((name) => [h('dt', { data: { stage: name } }, t(`stage.${name}`)), h('dd', {}, '–')]));
+    this.stageList = h('dl', { class: 'stages' });
     this.node = h('article', { class: 'run' },
       h('header', { class: 'card run-head' },
         h('div', { class: 'run-line' }, this.state, h('span', { class: 'run-id-box' }, this.id, copyButton(t('word.copy'), t('word.copied'), () => this.id.textContent))),
@@ -174,7 +175,7 @@ export class RunView {
     this.model.textContent = record.request?.model || t('run.command');
     this.queued_at.textContent = date(record.queued_at);
     this.#costs(record.money, record.money.charged_micros);
-    if (record.stages) this.#stages(record.stages);
+    if (record.stages || !before) this.#stages(record.stages);
     this.#tick();
   }
 
@@ -199,17 +200,17 @@ export class RunView {
     this.released.textContent = terminal(this.#record.state) ? money(m.released_micros) : '–';
   }
 
+  // stages shows where the time went: what the record lists and nothing else, in its order, which is that of time.
   #stages(list) {
-    const sum = list.reduce((total, s) => total + s.ms, 0) || 1;
-    this.stageBar.replaceChildren(...list.map((s) => {
+    const sum = list?.reduce((total, s) => total + s.ms, 0) || 1;
+    this.stageBar.replaceChildren(...(list ?? []).map((s) => {
       const part = h('span', { data: { stage: s.name } });
       part.style.setProperty('flex-grow', String(s.ms / sum));
       return part;
     }));
-    const all = [...stages.map((name) => list.find((s) => s.name === name) ?? { name, ms: null }), ...list.filter((s) => !stages.includes(s.name))];
-    this.stageList.replaceChildren(...all.flatMap((s) => [
+    this.stageList.replaceChildren(...(list ?? stages.map((name) => ({ name }))).flatMap((s) => [
       h('dt', { data: { stage: s.name } }, has(`stage.${s.name}`) ? t(`stage.${s.name}`) : visible(s.name)),
-      s.ms === null ? h('dd', {}, '–') : h('dd', {}, duration(s.ms), h('span', { class: 'hint' }, ` ${percent(s.ms / sum)}`))]));
+      s.ms === undefined ? h('dd', {}, '–') : h('dd', {}, duration(s.ms), h('span', { class: 'hint' }, ` ${percent(s.ms / sum)}`))]));
   }
 
   // showAt shows the run as it was ms after it was queued.
