@@ -5,7 +5,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -70,13 +69,11 @@ minute.`,
 					return err
 				}
 			}
-			began := time.Now()
+			shown := newProgress(cmd.ErrOrStderr(), buildSteps)
 			image, err := images.Build(cmd.Context(), images.Options{
-				Dir: imageDir(s), Recipe: wanted, OCI: container, Agent: agent, Rebuild: rebuild,
-				Progress: func(line string) {
-					fmt.Fprintf(cmd.ErrOrStderr(), "%6.1fs  %s\n", time.Since(began).Seconds(), line)
-				},
+				Dir: imageDir(s), Recipe: wanted, OCI: container, Agent: agent, Rebuild: rebuild, Progress: shown.tell,
 			})
+			shown.close()
 			if err != nil {
 				return err
 			}
