@@ -12,7 +12,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"ephemeral": main})
+	testscript.Main(m, map[string]func(){"ephemeral": main, "record-run": recordRun, "free-address": freeAddress})
 }
 
 func TestScripts(t *testing.T) {
