@@ -527,3 +527,29 @@ describe('how it looks', () => {
     });
   }
 });
+
+describe('recorded events', () => {
+  test('of the web and of a budget that is nearly used up are shown', async () => {
+    const run = await finished({ command: 'true' });
+    const events = await api(server, 'GET', `/v1/runs/${run.id}/events`);
+    const { at_ms } = events.events[3];
+    events.events.splice(3, 0,
+      { seq: 3.2, run: run.id, type: 'web', at_ms, data: { kind: 'fetch', method: 'GET', target: 'https://example.com/<i>', status: 200, bytes: 12, duration_ms: 40, charged_micros: 90_000 } },
+      { seq: 3.4, run: run.id, type: 'web', at_ms, data: { kind: 'search', target: 'weather', status: 0, bytes: 0, duration_ms: 40, charged_micros: 0, error: 'no <b>answer</b>' } },
+      { seq: 3.6, run: run.id, type: 'budget.warning', at_ms, data: { reserved_micros: 100_000, charged_micros: 90_000, pending_micros: 0 } });
+    const { page, close } = await open('/');
+    await page.route(`**/v1/runs/${run.id}/events?*`, (route) => route.fulfill({ json: events }));
+    await page.evaluate((id) => { location.hash = id; location.reload(); }, run.id);
+    await lastRow(page).waitFor();
+    const web = page.locator('.event[data-type="web"]');
+    assert.equal(await web.count(), 2);
+    assert.match(await web.first().innerText(), /GET https:\/\/example\.com\/<i>[^]*200[^]*\$0\.09/);
+    assert.match(await web.last().innerText(), /weather[^]*no <b>answer<\/b>/);
+    assert.match(await page.locator('.event[data-type="budget.warning"]').innerText(), /\$0\.09\d* of \$0\.1/);
+    // The stages are those of the record, in its order, and none without a time.
+    assert.deepEqual(await page.locator('.stages dt').evaluateAll((all) => all.map((e) => e.dataset.stage)), run.stages.map((s) => s.name));
+    assert.equal(await page.locator('.stages dd', { hasText: '–' }).count(), 0);
+    await accessible(page);
+    await close();
+  });
+});
