@@ -58,7 +58,7 @@ func TestTwoImagesOnOneNode(t *testing.T) {
 		if r.State != run.Succeeded {
 			t.Fatalf("%s: %s, %+v", image, r.State, r.Error)
 		}
-		kib, err := strconv.Atoi(strings.TrimSpace(r.Result.Output))
+		kib, err := strconv.Atoi(strings.TrimSpace(r.Result.Stdout.Content))
 		if err != nil {
 			t.Fatalf("%s: %v", image, err)
 		}
