@@ -76,7 +76,11 @@ func (s *Server) sendStatement(ctx context.Context, c *fiber.Ctx, org string) er
 		return err
 	}
 	page := statement{Entries: nonNil(entries)}
-	if len(entries) == int(limit) {
+	more, err := s.entriesAfter(ctx, org, entries, int(limit))
+	if err != nil {
+		return err
+	}
+	if more {
 		page.NextAfter = entries[len(entries)-1].Number
 		c.Set(fiber.HeaderLink, fmt.Sprintf(`<%s?after=%d&limit=%d>; rel="next"`, c.Path(), page.NextAfter, limit))
 	}
@@ -84,6 +88,15 @@ func (s *Server) sendStatement(ctx context.Context, c *fiber.Ctx, org string) er
 		return sendCSV(c, entries)
 	}
 	return sendJSON(c, http.StatusOK, page)
+}
+
+// entriesAfter tells whether any entry comes after a page of at most limit.
+func (s *Server) entriesAfter(ctx context.Context, org string, page []run.Entry, limit int) (bool, error) {
+	if len(page) < limit {
+		return false, nil
+	}
+	next, err := s.deps.Store.Statement(ctx, org, page[len(page)-1].Number, 1)
+	return len(next) > 0, err
 }
 
 // sendCSV answers with the entries as CSV (RFC 4180) with a header.
