@@ -17,6 +17,7 @@ const (
 	maxSimulatedMemory   = 1 << 20 // MiB
 	maxSimulatedRate     = 1000    // claims a second
 	maxSimulatedSeconds  = 3600
+	minSimulated         = 0.001 // claims a second, or seconds: rarer claims would take longer than a clock can count
 )
 
 // predictPool answers POST /v1/pools/{name}/prediction.
@@ -37,14 +38,14 @@ func (s *Server) predictPool(ctx context.Context, c *fiber.Ctx, _ run.Key) error
 		v.number("max_ready", int64(size.MaxReady), int64(max(size.MinReady, 1)), maxSimulatedMachines)
 		v.number("max_machines", int64(size.MaxMachines), int64(max(size.MinReady, 1)), maxSimulatedMachines)
 		v.number("memory_mib", int64(size.MemoryMiB), 1, maxSimulatedMemory)
-		positive := func(field string, value, most float64) {
-			if !(value > 0 && value <= most) {
-				v.invalid(field, "must be above 0 and at most %g", most)
+		between := func(field string, value, most float64) {
+			if !(value >= minSimulated && value <= most) {
+				v.invalid(field, "must be at least %g and at most %g", minSimulated, most)
 			}
 		}
-		positive("claims_per_second", size.ClaimsPerSecond, maxSimulatedRate)
-		positive("service_seconds", size.ServiceSeconds, maxSimulatedSeconds)
-		positive("restore_seconds", size.RestoreSeconds, maxSimulatedSeconds)
+		between("claims_per_second", size.ClaimsPerSecond, maxSimulatedRate)
+		between("service_seconds", size.ServiceSeconds, maxSimulatedSeconds)
+		between("restore_seconds", size.RestoreSeconds, maxSimulatedSeconds)
 	})
 	if err != nil {
 		return err

@@ -53,6 +53,7 @@ func TestPrediction(t *testing.T) {
 		"other pool":  {"/v1/pools/other/prediction", adminSecret, good, 404},
 		"no load":     {"/v1/pools/base/prediction", adminSecret, `{"min_ready": 2, "max_ready": 4, "max_machines": 8}`, 400},
 		"too much":    {"/v1/pools/base/prediction", adminSecret, strings.Replace(good, "1.5", "1e9", 1), 400},
+		"too rare":    {"/v1/pools/base/prediction", adminSecret, strings.Replace(good, "1.5", "1e-38", 1), 400},
 		"upside down": {"/v1/pools/base/prediction", adminSecret, strings.Replace(good, `"max_ready": 4`, `"max_ready": 1`, 1), 400},
 		"unknown":     {"/v1/pools/base/prediction", adminSecret, `{"size": 1}`, 400},
 	} {

@@ -29,6 +29,14 @@ func TestPredictor(t *testing.T) {
 	if large.MissRate > 0.02 {
 		t.Errorf("eight ready for two claims a second miss %g", large.MissRate)
 	}
+	for _, extreme := range []pools.Sizing{
+		{MinReady: 541, MaxReady: 1215, MaxMachines: 1916, MemoryMiB: 512, ClaimsPerSecond: 0.001, ServiceSeconds: 3600, RestoreSeconds: 3600},
+		{MinReady: 10_000, MaxReady: 10_000, MaxMachines: 10_000, MemoryMiB: 1 << 20, ClaimsPerSecond: 1000, ServiceSeconds: 0.001, RestoreSeconds: 0.001},
+	} {
+		if _, err := predict(t.Context(), extreme); err != nil {
+			t.Errorf("%+v: %v", extreme, err)
+		}
+	}
 	_, err = predictor(pool.Config{MakeTimeout: -time.Second})(t.Context(), pools.Sizing{})
 	if err == nil {
 		t.Error("no error for a size that cannot be")
