@@ -36,12 +36,12 @@ func binaries() string {
 }
 
 // Start runs a cluster that ends with the test. PostgreSQL refuses to run as root: then it runs as nobody. Without
-// PostgreSQL the test is skipped, saying so.
+// PostgreSQL the test fails, and says what installs it.
 func Start(t testing.TB, password string) *Cluster {
 	t.Helper()
 	bin := binaries()
 	if bin == "" {
-		t.Skip("PostgreSQL is not installed: scripts/setup installs it")
+		t.Fatal("PostgreSQL is not installed: scripts/setup installs it")
 	}
 	dir, err := os.MkdirTemp("", "postgres")
 	if err != nil {
