@@ -138,6 +138,7 @@ func (x *execution) carryOut(ctx context.Context) run.Outcome {
 		{"worker", x.work},
 	}
 	for _, s := range steps {
+		x.begins(s.name)
 		err := s.do(ctx)
 		x.line.stage(s.name)
 		if err != nil {
@@ -146,6 +147,15 @@ func (x *execution) carryOut(ctx context.Context) run.Outcome {
 		}
 	}
 	return run.Outcome{State: run.Succeeded}
+}
+
+// begins tells those who debug that a step of the run begins.
+func (x *execution) begins(step string) {
+	machine := ""
+	if x.machine != nil {
+		machine = x.machine.ID()
+	}
+	x.Log.Debug("step", "run", x.lease.Run, "step", step, "machine", machine)
 }
 
 // giveBack tells whether a run that has not started may be tried again: the node stops, or the store did not answer.
@@ -246,6 +256,7 @@ func (x *execution) destroy(ctx context.Context) {
 	if x.machine == nil {
 		return
 	}
+	x.begins("destroy")
 	if err := x.machine.Close(); err != nil {
 		x.Log.Error("machine not removed cleanly", "run", x.lease.Run, "machine", x.machine.ID(), "error", err)
 	}
@@ -274,6 +285,7 @@ func (x *execution) destroy(ctx context.Context) {
 // settle brings the run to its terminal state. While the store is away it tries again: the machine is gone, so nothing
 // but this goroutine waits.
 func (x *execution) settle(ctx context.Context, o run.Outcome) {
+	x.begins("settle")
 	o.Usage, o.Egress, o.Attempts = x.usage.total(), x.usage.egress, x.usage.attempts
 	o.Files = x.files
 	if o.Result == nil {

@@ -81,6 +81,7 @@ func (x *execution) collect(ctx context.Context) {
 	if !x.worked || ctx.Err() != nil || x.lease.Spec.ZeroDataRetention || x.Artifacts.Files == 0 {
 		return
 	}
+	x.begins("collect")
 	defer x.line.stage("collect")
 	ctx, cancel := context.WithTimeoutCause(ctx, collectTime, errCollectTime)
 	defer cancel()

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -24,7 +25,7 @@ func startOwn(t *testing.T, env ...string) *server {
 	if err := os.Chmod(data, 0o711); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.CopyFS(filepath.Join(data, "templates"), os.DirFS(filepath.Join(shared.data, "templates"))); err != nil {
+	if err := linkTree(filepath.Join(shared.data, "templates"), filepath.Join(data, "templates")); err != nil {
 		t.Fatal(err)
 	}
 	s, err := start(data, env...)
@@ -44,6 +45,24 @@ func startOwn(t *testing.T, env ...string) *server {
 		}
 	})
 	return s
+}
+
+// linkTree makes the directory to with the files of from, the very same ones: a copy's times and modes would be others, and
+// a template with those is not used.
+func linkTree(from, to string) error {
+	return filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(from, path)
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			return os.Mkdir(filepath.Join(to, rel), 0o711)
+		}
+		return os.Link(path, filepath.Join(to, rel))
+	})
 }
 
 // TestKilledServer kills the server in the middle of runs and starts it again: nothing is left of the machines, each run

@@ -92,9 +92,9 @@ func (s *server) failing(t *testing.T) {
 	t.Fatalf("not told why it is not ready (Retry-After %q):\n%s\n%s", after, shown, s.log)
 }
 
-// brokenImage links to a copy of the tests' image that fits its manifest but has no kernel that boots, and tells where the
-// whole one is.
-func brokenImage(t *testing.T, link string) (whole string) {
+// changedImage makes a copy of the tests' image in dir that has some files changed and fits its manifest, and tells where the
+// original is.
+func changedImage(t *testing.T, dir string, change map[string]func(old []byte) []byte) (original string) {
 	t.Helper()
 	must := func(err error) {
 		t.Helper()
@@ -106,35 +106,31 @@ func brokenImage(t *testing.T, link string) (whole string) {
 	if from == "" {
 		from = "../../build/images/base"
 	}
-	whole, err := filepath.Abs(from)
+	original, err := filepath.Abs(from)
 	must(err)
-	whole, err = filepath.EvalSymlinks(whole)
+	original, err = filepath.EvalSymlinks(original)
 	must(err)
-	broken := link + "-broken"
-	must(os.Mkdir(broken, 0o755))
-	manifest, err := images.ReadManifest(whole)
+	must(os.Mkdir(dir, 0o755))
+	manifest, err := images.ReadManifest(original)
 	must(err)
 	digest := sha256.New()
 	for _, name := range []string{"vmlinuz", "initramfs", "rootfs.erofs"} {
+		content, err := os.ReadFile(filepath.Join(original, name))
+		must(err)
 		file := manifest.Files[name]
-		if name == "vmlinuz" {
-			kernel := []byte(strings.Repeat("no kernel at all\n", 1000))
-			must(os.WriteFile(filepath.Join(broken, name), kernel, 0o644))
-			file.SHA256, file.Size = fmt.Sprintf("%x", sha256.Sum256(kernel)), int64(len(kernel))
+		if f := change[name]; f != nil {
+			content = f(content)
+			file.SHA256, file.Size = fmt.Sprintf("%x", sha256.Sum256(content)), int64(len(content))
 			manifest.Files[name] = file
-		} else {
-			content, err := os.ReadFile(filepath.Join(whole, name))
-			must(err)
-			must(os.WriteFile(filepath.Join(broken, name), content, 0o644))
 		}
+		must(os.WriteFile(filepath.Join(dir, name), content, 0o644))
 		fmt.Fprintf(digest, "%s  %s\n", file.SHA256, name)
 	}
 	manifest.Digest = fmt.Sprintf("sha256:%x", digest.Sum(nil))
 	content, err := json.Marshal(manifest)
 	must(err)
-	must(os.WriteFile(filepath.Join(broken, "manifest.json"), content, 0o644))
-	_, err = images.Open(broken)
+	must(os.WriteFile(filepath.Join(dir, "manifest.json"), content, 0o644))
+	_, err = images.Open(dir)
 	must(err)
-	must(os.Symlink(broken, link))
-	return whole
+	return original
 }

@@ -86,6 +86,7 @@ type server struct {
 	cmd    *exec.Cmd
 	log    *bytes.Buffer
 	ended  chan error
+	tap    func([]byte) // sees the log as it is written; nil: nobody does
 
 	collector *tracingtest.Collector // of the server's traces; nil: it sends none
 }
@@ -143,7 +144,7 @@ func (s *server) launch() error {
 func (s *server) begin() error {
 	s.cmd = exec.Command(binaries.ephemeral, "serve")
 	s.cmd.Env = s.env
-	out := &locked{w: s.log}
+	out := &locked{w: s.log, tap: s.tap}
 	s.cmd.Stdout, s.cmd.Stderr = out, out
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := s.cmd.Start(); err != nil {
