@@ -102,6 +102,9 @@ func (s *Store) reapOne(ctx context.Context, id ID, org, token, deadNode string)
 	if err != nil {
 		return "", fmt.Errorf("%s: %w", id, err)
 	}
+	if code := r.code(); code == "LOST" || code == "CANCELLED" {
+		s.endedHere(ctx, org, id)
+	}
 	return r.code(), nil
 }
 

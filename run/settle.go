@@ -196,5 +196,8 @@ func (s *Store) Cancel(ctx context.Context, org string, id ID) (Run, error) {
 	if err != nil {
 		return Run{}, fmt.Errorf("cancel %s: %w", id, err)
 	}
+	if r.text(2) == "1" {
+		s.endedHere(ctx, owner, id)
+	}
 	return s.Get(ctx, owner, id)
 }

@@ -34,6 +34,7 @@ type Store struct {
 	batch    batcher
 
 	unanswered unanswered
+	onEnded    func(Run, []Event) // see WithEnded
 }
 
 // Admission is one accepted request on its way into the queue.

@@ -99,11 +99,13 @@ func (s *Store) tryTake(ctx context.Context, node string) (*Lease, error) {
 		return nil, err
 	}
 	if r.code() == "NONE" {
+		s.allEndedHere(ctx, r.text(1))
 		return nil, nil
 	}
 	if err := refused(r); err != nil {
 		return nil, fmt.Errorf("run %s: %w", r.text(1), err)
 	}
+	s.allEndedHere(ctx, r.text(8))
 	return decodeLease(r, node)
 }
 
@@ -198,6 +200,9 @@ func (s *Store) Requeue(ctx context.Context, l *Lease) error {
 	}
 	if err != nil {
 		return fmt.Errorf("requeue %s: %w", l.Run, err)
+	}
+	if r.text(1) == "1" {
+		s.endedHere(ctx, l.Org, l.Run)
 	}
 	return nil
 }

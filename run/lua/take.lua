@@ -3,8 +3,8 @@
 -- ARGV: 1 events channel, 2 work channel, 3 node, 4 now, 5 end of the lease, 6 lifetime of the answer (ms),
 --       7 default concurrency, 8 retention (ms), 9 ended data and 10 outcome of a run whose content is gone,
 --       from 11 on the keys of a run, with <run> and <org> in them, in the order of closing()
--- Returns {'OK', run id, org, token, queued_us, reserved, request, spec ('': the request is whole)} | {'NONE'} |
---         {'CORRUPT', run id}
+-- Returns {'OK', run id, org, token, queued_us, reserved, request, spec ('': the request is whole), ended} | {'NONE', ended} |
+--         {'CORRUPT', run id}; ended: organisation and id of each run that this call ended, with spaces between them
 -- Safe to repeat with the same answer key: it gives the same lease again, for its full time.
 local ring, turns, leases, answer = unpack(KEYS)
 local now, limit = tonumber(ARGV[4]), tonumber(ARGV[7])
@@ -16,9 +16,13 @@ local function names(org, id)
   return closing(k)
 end
 
+local ended = ''
+
 -- lost ends a run that nobody can execute any more.
 local function lost(k, id, r)
-  return finish(k, c, id, r, {state = 'failed', at = now, now = now, sum = 0, stored = ARGV[9], live = '', outcome = ARGV[10]})
+  local broken = finish(k, c, id, r, {state = 'failed', at = now, now = now, sum = 0, stored = ARGV[9], live = '', outcome = ARGV[10]})
+  if not broken then ended = ended .. r.org .. ' ' .. id .. ' ' end
+  return broken
 end
 
 -- lease is the answer for a run that may be executed; nil when its content is gone.
@@ -40,6 +44,7 @@ if before then
     if answered then
       redis.call('HSET', k.run, 'lease_us', ARGV[5])
       redis.call('ZADD', leases, ARGV[5], id)
+      answered[9] = ended
       return answered
     end
     local broken = lost(k, id, r)
@@ -50,7 +55,7 @@ end
 
 for _ = 1, 100 do
   local org = redis.call('ZRANGE', ring, 0, 0)[1]
-  if not org then return {'NONE'} end
+  if not org then return {'NONE', ended} end
   local k = names(org, '<run>')
   local own = num(redis.call('HGET', k.org, 'concurrency'))
   local id = redis.call('ZRANGE', k.queue, 0, 0)[1]
@@ -71,6 +76,7 @@ for _ = 1, 100 do
       else
         r.token = r.token + 1
         answered[4] = int(r.token)
+        answered[9] = ended
         redis.call('HSET', k.run, 'state', 'starting', 'token', int(r.token), 'node', ARGV[3], 'taken_us', int(now),
           'lease_us', ARGV[5])
         redis.call('ZREM', k.queue, id)
@@ -86,4 +92,4 @@ for _ = 1, 100 do
     end
   end
 end
-return {'NONE'}
+return {'NONE', ended}

@@ -74,7 +74,7 @@ func (r *Record) Event(e run.NewEvent) {
 		return
 	}
 	d.ended = e.At
-	d.began = e.At.Add(-time.Duration(ms * float64(time.Millisecond)))
+	d.began = e.At.Add(-milliseconds(ms))
 	r.deeds = append(r.deeds, d)
 }
 
@@ -98,7 +98,7 @@ func (r *Record) Send(done run.Run, traceparent string) {
 	}
 	at, working := done.QueuedAt, ctx
 	for _, stage := range done.Stages {
-		next := at.Add(time.Duration(stage.Ms * float64(time.Millisecond)))
+		next := at.Add(milliseconds(stage.Ms))
 		in := r.send(ctx, deed{name: stage.Name, kind: trace.SpanKindInternal, began: at, ended: next})
 		if stage.Name == "worker" {
 			working = in
@@ -110,6 +110,20 @@ func (r *Record) Send(done run.Run, traceparent string) {
 	}
 	span.End(trace.WithTimestamp(*done.EndedAt))
 }
+
+// Ended sends the trace of a run that no node settled, made of its record and its stored events.
+func (t *Tracer) Ended(done run.Run, events []run.Event) {
+	if t == nil || done.Request == nil {
+		return
+	}
+	record := t.Run()
+	for _, e := range events {
+		record.Event(run.NewEvent{Type: e.Type, At: done.QueuedAt.Add(milliseconds(e.At)), Data: e.Data})
+	}
+	record.Send(done, done.Request.Traceparent)
+}
+
+func milliseconds(ms float64) time.Duration { return time.Duration(ms * float64(time.Millisecond)) }
 
 func (r *Record) send(ctx context.Context, d deed) context.Context {
 	ctx, span := r.tracer.Start(ctx, d.name, trace.WithTimestamp(d.began), trace.WithSpanKind(d.kind), trace.WithAttributes(d.attributes...))
