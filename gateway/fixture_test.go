@@ -53,13 +53,15 @@ type live struct {
 }
 
 // newLive starts a gateway on a fresh cell.
-func newLive(t *testing.T, cfg Config) *live { return liveOn(t, cfg, redis.URL()) }
+func newLive(t *testing.T, cfg Config, options ...run.Option) *live {
+	return liveOn(t, cfg, redis.URL(), options...)
+}
 
-func liveOn(t *testing.T, cfg Config, redisURL string) *live {
+func liveOn(t *testing.T, cfg Config, redisURL string, options ...run.Option) *live {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	t.Cleanup(cancel)
-	store, err := run.Open(ctx, run.Config{RedisURL: redisURL, Cell: fmt.Sprintf("g%d", cells.Add(1))})
+	store, err := run.Open(ctx, run.Config{RedisURL: redisURL, Cell: fmt.Sprintf("g%d", cells.Add(1))}, options...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ephemeral-run/ephemeral/node/guest"
+	"github.com/ephemeral-run/ephemeral/run/tracing"
 	"github.com/ephemeral-run/ephemeral/vmm/network"
 	"github.com/ephemeral-run/ephemeral/vmm/provision"
 )
@@ -81,7 +82,12 @@ func reconcileNode(ctx context.Context, s settings) (done reconciled, err error)
 	if s.Run.RedisURL == "" {
 		return done, nil
 	}
-	store, err := openStore(ctx, s)
+	c := &cell{settings: s, log: slog.New(s.Log.handler(os.Stderr))}
+	if c.traces, err = tracing.Open(ctx, s.Tracing, version, c.log); err != nil {
+		return done, fmt.Errorf("settings: %w", err)
+	}
+	defer c.closeTraces()
+	store, err := openStore(ctx, s, c.endsAlone()...)
 	if err != nil {
 		return done, err
 	}

@@ -143,7 +143,11 @@ func withCell(ctx context.Context, private, machines bool, f func(context.Contex
 		defer func() { err = errors.Join(err, server.Close()) }()
 		s.Run.RedisURL = server.URL()
 	}
-	c.store, err = run.Open(ctx, s.Run)
+	if c.traces, err = tracing.Open(ctx, s.Tracing, version, c.log); err != nil {
+		return fmt.Errorf("settings: %w", err)
+	}
+	defer c.closeTraces()
+	c.store, err = run.Open(ctx, s.Run, c.endsAlone()...)
 	if err != nil {
 		return fmt.Errorf("open the store: %w", err)
 	}
@@ -156,11 +160,15 @@ func withCell(ctx context.Context, private, machines bool, f func(context.Contex
 		return fmt.Errorf("open the broker: %w", err)
 	}
 	defer c.broker.Close()
-	if c.traces, err = tracing.Open(ctx, s.Tracing, version, c.log); err != nil {
-		return fmt.Errorf("settings: %w", err)
-	}
-	defer c.closeTraces()
 	return f(ctx, c)
+}
+
+// endsAlone has the store's runs that no node settles traced, where traces are on.
+func (c *cell) endsAlone() []run.Option {
+	if c.traces == nil {
+		return nil
+	}
+	return []run.Option{run.WithEnded(c.traces.Ended)}
 }
 
 // lastTraces is how long the end of a process may wait for a collector.

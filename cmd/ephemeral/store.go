@@ -18,7 +18,7 @@ type redisConfig struct {
 func redisDir(s settings) string { return filepath.Join(s.Provision.DataDir, "redis") }
 
 // openStore opens the cell's Redis: the one that is configured, or the private one of a running server.
-func openStore(ctx context.Context, s settings) (*run.Store, error) {
+func openStore(ctx context.Context, s settings, options ...run.Option) (*run.Store, error) {
 	if s.Run.RedisURL == "" {
 		url, err := redisserver.Find(redisDir(s))
 		if err != nil {
@@ -26,7 +26,7 @@ func openStore(ctx context.Context, s settings) (*run.Store, error) {
 		}
 		s.Run.RedisURL = url
 	}
-	store, err := run.Open(ctx, s.Run)
+	store, err := run.Open(ctx, s.Run, options...)
 	if err != nil {
 		return nil, fmt.Errorf("open the store: %w", err)
 	}

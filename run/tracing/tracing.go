@@ -2,7 +2,7 @@
 // configured; then a *Tracer is nil, and all its methods do nothing.
 //
 // A gateway sends the span of the request; the node that ended the run sends all others, made of the run's own record and
-// events, so that trace and timeline agree. Where both belong travels in the record, as run.Spec.Traceparent. A span
+// events, so that trace and timeline agree. Of a run that no node ended, the process does whose call ended it. Where both belong travels in the record, as run.Spec.Traceparent. A span
 // carries states, codes, sizes, money and ids, and no content: it is made for runs under zero data retention as well.
 package tracing
 

@@ -112,6 +112,31 @@ func TestTraceOfARun(t *testing.T) {
 	}
 }
 
+// TestRunOfALostNode: the trace of a run that no node settled has what its record and its stored events tell.
+func TestRunOfALostNode(t *testing.T) {
+	tr, received, sent := open(t)
+	request := tr.Request(queued, "", testRun)
+	end := queued.Add(4 * time.Millisecond)
+	done := run.Run{ID: testRun, State: run.Failed, QueuedAt: queued, EndedAt: &end, Error: &run.Error{Code: "node_lost"},
+		Stages: []run.Stage{{Name: "queue", Ms: 1}, {Name: "settle", Ms: 3}}, Request: &run.Spec{Traceparent: request.Traceparent()}}
+	request.Admitted(done, false)
+	request.End(202)
+	tr.Ended(done, []run.Event{{Type: run.EventQueued, Data: run.QueuedData{}},
+		{Type: run.EventShell, At: 2.5, Data: run.ShellData{Command: "secret words", Outcome: "exited", Duration: 0.25}}})
+	spans := sent()
+	for name, parent := range map[string]string{"run": "POST /v1/runs", "queue": "run", "settle": "run", "shell": "run"} {
+		if s, ok := spans[name]; !ok || s.Parent != spans[parent].ID || s.Trace != strings.TrimPrefix(string(testRun), "run_") {
+			t.Errorf("%s is %+v, want it under %s", name, s, parent)
+		}
+	}
+	if s := spans["shell"]; s.EndTimeUnixNano != uint64(queued.Add(2500*time.Microsecond).UnixNano()) || s.EndTimeUnixNano-s.StartTimeUnixNano != 250_000 {
+		t.Errorf("shell from %d to %d", s.StartTimeUnixNano, s.EndTimeUnixNano)
+	}
+	if s := spans["run"]; s.Status.GetMessage() != "node_lost" || len(spans) != 5 || strings.Contains(string(received.Bytes()), "secret") {
+		t.Errorf("%d spans, status %v", len(spans), s.Status)
+	}
+}
+
 func TestClientThatDoesNotSample(t *testing.T) {
 	tr, _, sent := open(t)
 	request := tr.Request(queued, "00-"+ofClient+"-00f067aa0ba902b7-00", testRun)
@@ -181,6 +206,7 @@ func TestOff(t *testing.T) {
 			record := tr.Run()
 			record.Event(events[1])
 			record.Send(done, request.Traceparent())
+			tr.Ended(done, nil)
 			request.End(202)
 		})
 		if allocations != 0 {
