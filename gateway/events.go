@@ -70,7 +70,7 @@ func (s *Server) streamEvents(ctx context.Context, c *fiber.Ctx, key run.Key, id
 	if record.State.Terminal() && len(backlog) == 0 {
 		return c.SendStatus(http.StatusNoContent)
 	}
-	r := s.hub.join(id)
+	r := s.hub.join(key.Org, id)
 	joined := true
 	defer func() {
 		if joined {

@@ -22,7 +22,7 @@ const (
 	maxResubscribe = 5 * time.Second
 )
 
-// hub holds the gateway's one subscription to the store and hands each event to the readers of its run. It never waits
+// hub holds the gateway's one subscription to events and hands each event to the readers of its run. It never waits
 // for a reader.
 type hub struct {
 	store Store
@@ -40,16 +40,43 @@ func newHub(store Store, log *slog.Logger) *hub {
 
 // run keeps the subscription until ctx ends.
 func (h *hub) run(ctx context.Context) {
+	h.keep(ctx, "event", func() (n int, err error) {
+		events, gap, err := h.store.Subscribe(ctx, h.followed)
+		if err != nil {
+			return 0, err
+		}
+		h.markGap() // whoever came before may have missed something
+		return h.relay(ctx, events, gap), nil
+	})
+}
+
+// runRevocations tells the readers of an organisation that revokes something to ask whether they may still read, until ctx
+// ends. What it misses they find out with their next heartbeat.
+func (h *hub) runRevocations(ctx context.Context) {
+	h.keep(ctx, "revocation", func() (n int, err error) {
+		orgs, err := h.store.Revocations(ctx)
+		if err != nil {
+			return 0, err
+		}
+		h.recheck("") // it was not told what was revoked before
+		for org := range orgs {
+			n++
+			h.recheck(org)
+		}
+		return n, nil
+	})
+}
+
+// keep makes a subscription again and again until ctx ends. follow serves one until it breaks and returns how much came.
+func (h *hub) keep(ctx context.Context, what string, follow func() (int, error)) {
 	delay := minResubscribe
 	for ctx.Err() == nil {
-		events, gap, err := h.store.Subscribe(ctx, h.followed)
-		if err == nil {
-			h.markGap() // whoever came before may have missed something
-			if n := h.relay(ctx, events, gap); n > 0 {
-				delay = minResubscribe
-			}
-		} else if ctx.Err() == nil {
-			h.log.Warn("event subscription failed, trying again", "error", err, "delay", delay)
+		n, err := follow()
+		if n > 0 {
+			delay = minResubscribe
+		}
+		if err != nil && ctx.Err() == nil {
+			h.log.Warn(what+" subscription failed, trying again", "error", err, "delay", delay)
 		}
 		select {
 		case <-ctx.Done():
@@ -117,6 +144,19 @@ func (h *hub) markGap() {
 	}
 }
 
+// recheck tells the readers of the organisation, or all with an empty one, to ask whether they may still read.
+func (h *hub) recheck(org string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, readers := range h.readers {
+		for r := range readers {
+			if org == "" || r.org == org {
+				r.signal(func() { r.recheck = true })
+			}
+		}
+	}
+}
+
 // drain ends every reader, present and future.
 func (h *hub) drain() {
 	h.mu.Lock()
@@ -129,9 +169,9 @@ func (h *hub) drain() {
 	}
 }
 
-// join adds a reader of one run's events from now on. The caller must leave.
-func (h *hub) join(id run.ID) *reader {
-	r := &reader{run: id, wake: make(chan struct{}, 1)}
+// join adds a reader of one run's events from now on, by leave of the run's organisation. The caller must leave.
+func (h *hub) join(org string, id run.ID) *reader {
+	r := &reader{org: org, run: id, wake: make(chan struct{}, 1)}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.readers[id] == nil {
@@ -165,6 +205,7 @@ func (h *hub) size() int {
 
 // reader is one listener to one run's events.
 type reader struct {
+	org  string
 	run  run.ID
 	wake chan struct{} // one signal waits when there is something to take
 
@@ -174,12 +215,13 @@ type reader struct {
 	cut     bool // fell too far behind
 	gap     bool // events may be missing
 	drained bool // the gateway is going away
+	recheck bool // what lets it read may have been revoked
 }
 
 // taken is what a reader finds when it wakes.
 type taken struct {
-	frames            []frame
-	cut, gap, drained bool
+	frames                     []frame
+	cut, gap, drained, recheck bool
 }
 
 // push adds a frame or, when the reader is too far behind, cuts it off and drops what it had.
@@ -212,7 +254,7 @@ func (r *reader) signal(change func()) {
 func (r *reader) take() taken {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	t := taken{frames: r.waiting, cut: r.cut, gap: r.gap, drained: r.drained}
-	r.waiting, r.bytes, r.gap = nil, 0, false
+	t := taken{frames: r.waiting, cut: r.cut, gap: r.gap, drained: r.drained, recheck: r.recheck}
+	r.waiting, r.bytes, r.gap, r.recheck = nil, 0, false, false
 	return t
 }

@@ -255,9 +255,9 @@ func wantProblem(t *testing.T, err error, code Code) {
 
 // TestRevokedKeys counts how long a revoked key still works, at two gateways.
 func TestRevokedKeys(t *testing.T) {
-	a := newLive(t, Config{Heartbeat: 200 * time.Millisecond})
+	a := newLive(t, Config{Heartbeat: time.Hour})
 	m := a.newMember("o", 10_000_000)
-	second := serve(t, Config{Heartbeat: 200 * time.Millisecond}, Deps{Store: a.store, FirstSlice: 200})
+	second := serve(t, Config{Heartbeat: time.Hour}, Deps{Store: a.store, FirstSlice: 200})
 	r := a.create(m)
 	status := func(s *served) int {
 		return s.do(t, "GET", "/v1/account", "", "Authorization", "Bearer "+m.secret).StatusCode

@@ -63,6 +63,12 @@ func (f *fakeStore) AuthenticateAt(_ context.Context, secret string, _ run.Rate)
 // ServedImages: no node has said anything.
 func (f *fakeStore) ServedImages(context.Context) ([]string, bool, error) { return nil, false, nil }
 
+func (f *fakeStore) Revocations(ctx context.Context) (<-chan string, error) {
+	orgs := make(chan string)
+	context.AfterFunc(ctx, func() { close(orgs) })
+	return orgs, nil
+}
+
 func (f *fakeStore) CheckKey(context.Context, string) error { return nil }
 
 func (f *fakeStore) Admit(_ context.Context, a run.Admission) (run.Run, bool, error) {

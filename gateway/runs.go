@@ -135,7 +135,7 @@ const stillThere = time.Second
 // await returns the run when it has ended, or as last seen after d, when the client has left or when the gateway drains.
 // It does not fail: that the run cannot be read now does not undo what the client has.
 func (s *Server) await(org string, record run.Run, d time.Duration, left func() bool) run.Run {
-	r := s.hub.join(record.ID)
+	r := s.hub.join(org, record.ID)
 	defer s.hub.leave(r)
 	timer, look := time.NewTimer(d), time.NewTicker(stillThere)
 	defer timer.Stop()

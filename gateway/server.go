@@ -56,6 +56,7 @@ type Store interface {
 	Credit(ctx context.Context, org string, amount run.Micros, ref string) (run.Account, error)
 	CreateKey(ctx context.Context, org, name string, role run.Role, options ...run.KeyOption) (run.Key, string, error)
 	RevokeKey(ctx context.Context, id string) error
+	Revocations(ctx context.Context) (<-chan string, error)
 	Keys(ctx context.Context, org string) ([]run.Key, error)
 	Usage(ctx context.Context, org string, first, last time.Time) ([]run.DayUsage, error)
 	AddMember(ctx context.Context, org, name string) (run.OrgMember, error)
@@ -231,17 +232,15 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 		secure = cert.config()
 	}
 	hubCtx, stopHub := context.WithCancel(context.WithoutCancel(ctx))
-	hubDone := make(chan struct{})
-	go func() {
-		defer close(hubDone)
-		s.hub.run(hubCtx)
-	}()
+	var following sync.WaitGroup
+	following.Go(func() { s.hub.run(hubCtx) })
+	following.Go(func() { s.hub.runRevocations(hubCtx) })
 	err := s.serve(ctx, s.app, ln, secure, func() {
 		s.draining.Store(true)
 		s.hub.drain()
 	})
 	stopHub()
-	<-hubDone
+	following.Wait()
 	return err
 }
 

@@ -102,7 +102,7 @@ func TestShares(t *testing.T) {
 
 // TestRevokedShareEndsItsStream: whoever reads along with a link reads no further once it is revoked.
 func TestRevokedShareEndsItsStream(t *testing.T) {
-	l := newLive(t, Config{Heartbeat: 50 * time.Millisecond})
+	l := newLive(t, Config{Heartbeat: time.Hour}) // it does not wait for one
 	owner := l.newMember("owner", 1_000_000)
 	shared := l.create(owner)
 	path := "/v1/runs/" + string(shared.ID) + "/shares"
@@ -117,25 +117,31 @@ func TestRevokedShareEndsItsStream(t *testing.T) {
 	l.must(err)
 	defer resp.Body.Close()
 	lines := bufio.NewScanner(resp.Body)
-	beats := 0
-	for beats < 2 && lines.Scan() { // it lives on while the share does
-		if strings.HasPrefix(lines.Text(), ": heartbeat") {
-			beats++
-		}
+	for lines.Scan() && !strings.HasPrefix(lines.Text(), "data:") { // until it is there
 	}
-	if beats != 2 {
+	lease := l.take()
+	l.start(lease)
+	for lines.Scan() && lines.Text() != "event: "+string(run.EventMicroVMReady) { // it lives on while the share does
+	}
+	if lines.Text() == "" {
 		t.Fatalf("the stream has ended by itself: %v", lines.Err())
+	}
+	other, err := l.admin.CreateKey(l.ctx, owner.org, "another")
+	l.must(err)
+	l.must(l.admin.RevokeKey(l.ctx, other.ID)) // of the same organisation, and no reason to end
+	l.shell(lease, 1)
+	for lines.Scan() && lines.Text() != "event: "+string(run.EventShell) {
+	}
+	if lines.Text() == "" {
+		t.Fatalf("another's revocation has ended the stream: %v", lines.Err())
 	}
 	if status, body := l.call("DELETE", path+"/"+made.ID, owner.secret, ""); status != http.StatusNoContent {
 		t.Fatalf("%d %s", status, body)
 	}
-	lease := l.take()
-	l.start(lease)
 	for lines.Scan() { // ends, or the test's time does
 	}
 	if l.ctx.Err() != nil {
 		t.Error("the stream goes on")
 	}
-	l.shell(lease, 1)
 	l.settle(lease)
 }

@@ -52,7 +52,7 @@ var (
 	errGone = errors.New("client_gone") // or too slow to take one write in time
 	errSlow = errors.New("slow_reader")
 
-	errRevoked = errors.New("key_revoked") // or expired
+	errRevoked = errors.New("key_revoked") // or expired; or the share was
 )
 
 // stream sends one run's events to one client: first what is stored, then what happens.
@@ -60,7 +60,7 @@ type stream struct {
 	reader    *reader
 	stored    func(after int64) (events []run.Event, more bool, err error)
 	heartbeat time.Duration
-	valid     func() error // asked with each heartbeat whether the key may still be used; nil: it may
+	valid     func() error // asked with each heartbeat, and when something is revoked, whether the client may still read; nil: it may
 	backlog   []run.Event  // stored when the client asked
 	since     []run.Event  // stored since then: most of them come live as well, and then say more
 	more      bool         // stored events follow those of since
@@ -94,15 +94,34 @@ func (s *stream) run(w *bufio.Writer) (err error) {
 	for err == nil && !done {
 		select {
 		case <-beat.C:
-			if s.valid != nil && s.valid() != nil {
-				return errRevoked
+			if err = s.check(); err == nil {
+				err = s.write(w, []byte(heartbeatLine))
 			}
-			err = s.write(w, []byte(heartbeatLine))
 		case <-s.reader.wake:
 			done, err = s.advance(w)
 		}
 	}
 	return err
+}
+
+// check is errRevoked when the client may read no further.
+func (s *stream) check() error {
+	if s.valid != nil && s.valid() != nil {
+		return errRevoked
+	}
+	return nil
+}
+
+// take is what the reader was given, unless it was cut off or may read no further.
+func (s *stream) take() (taken, error) {
+	t := s.reader.take()
+	switch {
+	case t.cut:
+		return t, errSlow
+	case t.recheck:
+		return t, s.check()
+	}
+	return t, nil
 }
 
 // nextPage sends the next stored events. The last ones it leaves to overlap, which may find more of them.
@@ -135,9 +154,9 @@ func (s *stream) overlap(w *bufio.Writer) (done bool, err error) {
 		case <-limit.C:
 			waiting = false
 		case <-s.reader.wake:
-			t := s.reader.take()
-			if t.cut {
-				return false, errSlow
+			t, err := s.take()
+			if err != nil {
+				return false, err
 			}
 			live = append(live, t.frames...)
 			if t.gap || t.drained {
@@ -157,9 +176,9 @@ var errDrained = errors.New("drained")
 
 // advance sends what the reader was given since it last looked.
 func (s *stream) advance(w *bufio.Writer) (done bool, err error) {
-	t := s.reader.take()
-	if t.cut {
-		return false, errSlow
+	t, err := s.take()
+	if err != nil {
+		return false, err
 	}
 	missing := len(t.frames) > 0 && t.frames[0].seq > s.sent+1
 	for i := 1; i < len(t.frames); i++ {

@@ -87,7 +87,7 @@ func TestStreamNeverLosesOrRepeats(t *testing.T) {
 		after := rapid.IntRange(0, len(events)-1).Draw(t, "after")
 		stored := rapid.IntRange(after, len(events)).Draw(t, "stored at first")
 		h := newHub(nil, slog.New(slog.DiscardHandler))
-		r := h.join(testRun)
+		r := h.join("acme", testRun)
 		have := stored // how many the store has
 		pageSize := rapid.IntRange(1, 5).Draw(t, "page")
 		st := &stream{
@@ -126,7 +126,7 @@ func TestStreamNeverLosesOrRepeats(t *testing.T) {
 
 func TestStreamPrefersLiveOverStored(t *testing.T) {
 	h := newHub(nil, slog.New(slog.DiscardHandler))
-	r := h.join(testRun)
+	r := h.join("acme", testRun)
 	events := timeline(1)
 	st := &stream{reader: r, heartbeat: time.Hour, stored: func(after int64) ([]run.Event, bool, error) {
 		redacted := append([]run.Event(nil), events[after:]...)
@@ -155,7 +155,7 @@ func TestStreamWaitsForTheLiveFrame(t *testing.T) {
 			redacted[i].Data = "redacted"
 		}
 		h := newHub(nil, slog.New(slog.DiscardHandler))
-		st := &stream{reader: h.join(testRun), heartbeat: time.Hour, backlog: redacted[:1], since: redacted[1:]}
+		st := &stream{reader: h.join("acme", testRun), heartbeat: time.Hour, backlog: redacted[:1], since: redacted[1:]}
 		time.AfterFunc(overlapTime/2, func() {
 			for _, ev := range events[2:] {
 				h.publish(ev)
@@ -173,7 +173,7 @@ func TestStreamWaitsForTheLiveFrame(t *testing.T) {
 			t.Errorf("%d events redacted, want 2:\n%s", n, out.String())
 		}
 
-		st = &stream{reader: h.join(testRun), heartbeat: time.Hour, since: redacted}
+		st = &stream{reader: h.join("acme", testRun), heartbeat: time.Hour, since: redacted}
 		out.Reset()
 		if err := st.run(bufio.NewWriter(&out)); err != nil { // nothing comes live
 			t.Fatal(err)
@@ -187,7 +187,7 @@ func TestStreamWaitsForTheLiveFrame(t *testing.T) {
 func TestStreamHeartbeatsAndDrains(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHub(nil, slog.New(slog.DiscardHandler))
-		r := h.join(testRun)
+		r := h.join("acme", testRun)
 		st := &stream{reader: r, heartbeat: 15 * time.Second, backlog: timeline(0)[:1]}
 		var out bytes.Buffer
 		ended := make(chan error, 1)
@@ -207,7 +207,7 @@ func TestStreamHeartbeatsAndDrains(t *testing.T) {
 		if d := cmp.Diff(want, rest); d != "" {
 			t.Error(d)
 		}
-		if r := h.join(testRun); !r.take().drained {
+		if r := h.join("acme", testRun); !r.take().drained {
 			t.Error("a reader that joins a draining hub is not told")
 		}
 	})
@@ -225,7 +225,7 @@ func TestReaderIsBoundedAndCut(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			h := newHub(nil, slog.New(slog.DiscardHandler))
-			slow, quick := h.join(testRun), h.join(testRun)
+			slow, quick := h.join("acme", testRun), h.join("acme", testRun)
 			ev := run.Event{Run: testRun, Type: run.EventShell, Data: tt.data}
 			for i := range tt.fit {
 				ev.Seq = int64(i + 1)
@@ -256,7 +256,7 @@ func TestReaderIsBoundedAndCut(t *testing.T) {
 
 func TestStreamEndsWhenTheClientIsGone(t *testing.T) {
 	h := newHub(nil, slog.New(slog.DiscardHandler))
-	st := &stream{reader: h.join(testRun), heartbeat: time.Millisecond}
+	st := &stream{reader: h.join("acme", testRun), heartbeat: time.Millisecond}
 	pr, pw := io.Pipe()
 	pr.Close()
 	if err := st.run(bufio.NewWriter(pw)); !errors.Is(err, errGone) {
@@ -266,7 +266,7 @@ func TestStreamEndsWhenTheClientIsGone(t *testing.T) {
 
 func TestStreamPanicIsContained(t *testing.T) {
 	h := newHub(nil, slog.New(slog.DiscardHandler))
-	r := h.join(testRun)
+	r := h.join("acme", testRun)
 	h.markGap()
 	st := &stream{reader: r, heartbeat: time.Hour, stored: func(int64) ([]run.Event, bool, error) { panic("boom") }}
 	if err := st.run(bufio.NewWriter(io.Discard)); err == nil || !strings.Contains(err.Error(), "boom") {

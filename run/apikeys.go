@@ -106,7 +106,14 @@ func (s *Store) RevokeKey(ctx context.Context, id string) error {
 	if err != nil {
 		return fmt.Errorf("revoke: %w", err)
 	}
-	err = s.durably(ctx, s.keys.secret(sum), func(p redis.Pipeliner) { p.HSetNX(ctx, s.keys.secret(sum), "revoked_us", s.micros()) })
+	k, err := s.keyBySum(ctx, sum)
+	if err != nil {
+		return fmt.Errorf("revoke: %w", err)
+	}
+	err = s.durably(ctx, s.keys.secret(sum), func(p redis.Pipeliner) {
+		p.HSetNX(ctx, s.keys.secret(sum), "revoked_us", s.micros())
+		p.Publish(ctx, s.keys.revoked(), k.Org)
+	})
 	if err != nil {
 		return fmt.Errorf("revoke key %s: %w", id, err)
 	}

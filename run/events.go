@@ -264,6 +264,24 @@ func (s *Store) Cancels(ctx context.Context) (<-chan ID, error) {
 	return out, nil
 }
 
+// Revocations returns the organisations that revoke a key or a share, as it happens, until ctx ends: whoever was let in
+// before asks again with CheckKey or Shared. The empty organisation means any: an admin key was revoked, or the connection was
+// broken. What expires is not told. It returns when the subscription is up.
+func (s *Store) Revocations(ctx context.Context) (<-chan string, error) {
+	out := make(chan string, 1024)
+	tell := func(org string) {
+		select {
+		case out <- org:
+		default: // whoever must know asks from time to time as well
+		}
+	}
+	err := s.subscribe(ctx, s.keys.revoked(), tell, func() { tell("") }, func() { close(out) })
+	if err != nil {
+		return nil, fmt.Errorf("subscribe to revocations: %w", err)
+	}
+	return out, nil
+}
+
 // subscribe follows a channel in a goroutine of the store until ctx ends or the store is closed, and returns when the
 // subscription is up. again is called when it was broken and is up again, done at the end.
 func (s *Store) subscribe(ctx context.Context, channel string, message func(string), again, done func()) error {

@@ -55,6 +55,7 @@ func (k keys) slots() string { return k.at("leases", "slots") } // hash: "runs a
 func (k keys) events() string  { return k.at("events") }  // every event, whole
 func (k keys) work() string    { return k.at("work") }    // an organisation has work
 func (k keys) cancels() string { return k.at("cancels") } // a run was asked to cancel
+func (k keys) revoked() string { return k.at("revoked") } // an organisation revoked a key or a share
 
 // One per organisation.
 func (k keys) org(org string) string    { return k.at("org", org) }           // hash: name, limits, account

@@ -88,7 +88,8 @@ func (s *Store) RemoveMember(ctx context.Context, org, id string) error {
 		return fmt.Errorf("remove member %.64q: %w", id, ErrNotFound)
 	}
 	prefix, suffix, _ := strings.Cut(s.keys.secret("<sum>"), "<sum>")
-	r, err := s.eval(ctx, unmemberScript, []string{s.keys.members(org), s.keys.memberKeys(org, id)}, id, s.micros(), prefix, suffix)
+	r, err := s.eval(ctx, unmemberScript, []string{s.keys.members(org), s.keys.memberKeys(org, id)}, id, s.micros(), prefix, suffix,
+		s.keys.revoked(), org)
 	if err == nil {
 		err = refused(r)
 	}

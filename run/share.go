@@ -117,6 +117,7 @@ func (s *Store) RevokeShare(ctx context.Context, org string, id ID, share string
 	err = s.durably(ctx, s.keys.share(sum), func(p redis.Pipeliner) {
 		p.Del(ctx, s.keys.share(sum))
 		p.HDel(ctx, s.keys.shares(string(id)), share)
+		p.Publish(ctx, s.keys.revoked(), org)
 	})
 	if err != nil {
 		return fmt.Errorf("revoke share %s: %w", share, err)
