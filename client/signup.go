@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"crypto/rand"
 	"net/http"
 
 	"github.com/ephemeral-run/ephemeral/run"
@@ -27,8 +28,8 @@ func (c *Client) SignupTerms(ctx context.Context) (SignupTerms, error) {
 	return t, err
 }
 
-// SignUp makes an organisation of that name with trial credit, and its first key. It needs no key, and is not repeated by
-// itself: each call is a sign-up.
+// SignUp makes an organisation of that name with trial credit, and its first key. It needs no key. Each call is a
+// sign-up; where its answer is lost, the call fails with a *Problem "already_signed_up": the account is there, its secret is not.
 func (c *Client) SignUp(ctx context.Context, name string) (Account, error) {
 	body, err := encode(struct {
 		Name string `json:"name"`
@@ -37,6 +38,7 @@ func (c *Client) SignUp(ctx context.Context, name string) (Account, error) {
 		return Account{}, err
 	}
 	var a Account
-	err = c.call(ctx, request{method: http.MethodPost, path: "/v1/signup", body: body}, &a)
+	err = c.call(ctx, request{method: http.MethodPost, path: "/v1/signup", body: body, repeat: true,
+		header: map[string]string{"Idempotency-Key": quote(rand.Text())}}, &a)
 	return a, err
 }

@@ -34,6 +34,7 @@ const (
 	CodeRateLimited           Code = "rate_limited"
 	CodeTooManyConnections    Code = "too_many_connections"
 	CodeSignupClosed          Code = "signup_closed"
+	CodeAlreadySignedUp       Code = "already_signed_up"
 	CodeTrialExhausted        Code = "trial_exhausted"
 	CodeTooManySignups        Code = "too_many_signups"
 	CodeInternal              Code = "internal_error"
@@ -106,6 +107,8 @@ var Catalogue = []Entry{
 		"Repeat the request after the time in Retry-After, over few connections that stay open.", 1},
 	{CodeSignupClosed, http.StatusForbidden, "Nobody can sign up here",
 		"Ask the operator of the server for an organisation and a key.", 0},
+	{CodeAlreadySignedUp, http.StatusConflict, "This sign-up has made its account already",
+		"Use the key that the first answer has: it is shown once. If that answer is lost, sign up again with a new Idempotency-Key.", 0},
 	{CodeTrialExhausted, http.StatusForbidden, "The trial credit is used up",
 		"Ask the operator of the server for an organisation and a key.", 0},
 	{CodeTooManySignups, http.StatusTooManyRequests, "The address has signed up too often",

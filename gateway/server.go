@@ -64,7 +64,7 @@ type Store interface {
 	RemoveMember(ctx context.Context, org, id string) error
 	Nodes(ctx context.Context) ([]run.Node, error)
 	Queues(ctx context.Context, limit int) (queues []run.OrgQueue, total int, err error)
-	SignUp(ctx context.Context, name string, address netip.Addr, t run.Trial) (run.Org, run.Key, string, error)
+	SignUp(ctx context.Context, name string, address netip.Addr, idempotency string, t run.Trial) (run.Org, run.Key, string, error)
 	TrialGiven(ctx context.Context) (run.Micros, error)
 	ledgerStore
 

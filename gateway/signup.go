@@ -71,7 +71,8 @@ func (s *Server) getSignup(c *fiber.Ctx) error {
 	return sendJSON(c, http.StatusOK, terms)
 }
 
-// signUp answers POST /v1/signup, without a key: an organisation with trial credit, and its first key.
+// signUp answers POST /v1/signup, without a key: an organisation with trial credit, and its first key. Repeated with its
+// idempotency key it makes no second one, and cannot show the key again: of its secret only the SHA-256 is kept.
 func (s *Server) signUp(c *fiber.Ctx) error {
 	cfg := s.cfg.Signup
 	if !cfg.Open {
@@ -80,6 +81,10 @@ func (s *Server) signUp(c *fiber.Ctx) error {
 	ctx, cancel := s.deadline()
 	defer cancel()
 	from, err := clientAddress(c, cfg.Header)
+	if err != nil {
+		return err
+	}
+	idempotency, err := idempotencyKey(headerValues(c, headerIdempotencyKey))
 	if err != nil {
 		return err
 	}
@@ -94,13 +99,15 @@ func (s *Server) signUp(c *fiber.Ctx) error {
 		return err
 	}
 	name = strings.TrimSpace(name)
-	org, key, secret, err := s.deps.Store.SignUp(ctx, name, from, run.Trial{
+	org, key, secret, err := s.deps.Store.SignUp(ctx, name, from, idempotency, run.Trial{
 		Credit: run.Micros(cfg.Credit), Pot: run.Micros(cfg.Pot), Concurrency: cfg.Concurrency, PerDay: cfg.PerDay,
 	})
 	var limit *run.SignUpLimitError
 	switch {
 	case errors.As(err, &limit):
 		return problem(CodeTooManySignups, "").after(limit.Wait)
+	case errors.Is(err, run.ErrSignedUp):
+		return problem(CodeAlreadySignedUp, "")
 	case errors.Is(err, run.ErrTrialExhausted):
 		return problem(CodeTrialExhausted, "")
 	case err != nil:

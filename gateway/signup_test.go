@@ -80,6 +80,35 @@ func TestSignup(t *testing.T) {
 	}
 }
 
+// TestSignupRepeated: a client that lost the answer asks again, and learns that there is an account instead of getting another.
+func TestSignupRepeated(t *testing.T) {
+	l := newLive(t, Config{Signup: SignupConfig{Open: true, Credit: 300_000, Pot: 10_000_000, PerDay: 10, Concurrency: 3}})
+	sign := func(body, key string) answer { return l.do(t, "POST", "/v1/signup", body, "Idempotency-Key", key) }
+	if a := sign(`{"name": "x"}`, `"first"`); a.StatusCode != http.StatusCreated {
+		t.Fatalf("%d %s", a.StatusCode, a.body)
+	}
+	for body, want := range map[string]Code{`{"name": "x"}`: CodeAlreadySignedUp, `{ "name":" x" }`: CodeAlreadySignedUp, `{"name": "y"}`: CodeIdempotencyConflict} {
+		a := sign(body, "first")
+		if p := a.problem(t); p.Code != want || strings.Contains(a.body, "eph_") {
+			t.Errorf("%s: %s", body, a.body)
+		}
+	}
+	if p := sign(`{"name": "x"}`, `"`).problem(t); p.Code != CodeInvalidIdempotencyKey {
+		t.Errorf("%+v", p)
+	}
+	for range 2 { // the client makes a key for each call
+		_, err := l.admin.SignUp(l.ctx, "x")
+		l.must(err)
+	}
+	orgs, err := l.admin.Orgs(l.ctx)
+	l.must(err)
+	given, err := l.store.TrialGiven(l.ctx)
+	l.must(err)
+	if len(orgs) != 3 || given != 900_000 {
+		t.Errorf("%d organisations, %d given", len(orgs), given)
+	}
+}
+
 func TestSignupConfig(t *testing.T) {
 	good := SignupConfig{Open: true, Credit: 1, Pot: 1, PerDay: 1, Concurrency: 1}
 	if err := (Config{Signup: good}).Validate(); err != nil {

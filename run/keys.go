@@ -95,6 +95,9 @@ func (k keys) orgKeys(org string) string {
 func (k keys) pot() string               { return k.at("signup") }                 // hash: given, count
 func (k keys) signUps(sum string) string { return k.at("signup", "address", sum) } // string: see signup.lua
 
+// signUp remembers an idempotency key of a sign-up, by its SHA-256.
+func (k keys) signUp(sum string) string { return k.at("idem", "signup", sum) } // string: SHA-256 of the name
+
 // One per API key.
 func (k keys) key(id string) string       { return k.at("key", id) }           // string: SHA-256 of the secret
 func (k keys) limits(id string) string    { return k.at("key", id, "limits") } // hash: limits, slots and waiting runs of a limited key

@@ -23,6 +23,9 @@ type Trial struct {
 // ErrTrialExhausted: what is left in the pot of trial credit is less than one sign-up gets.
 var ErrTrialExhausted = errors.New("the trial credit is used up")
 
+// ErrSignedUp: the idempotency key has made an account already, whose secret cannot be had again.
+var ErrSignedUp = errors.New("this sign-up has made its account already")
+
 // SignUpLimitError says when an address may sign up again. It is ErrRateLimited.
 type SignUpLimitError struct{ Wait time.Duration }
 
@@ -47,10 +50,11 @@ var signUpScript = loadScript("signup")
 
 // SignUp makes an organisation of that name with trial credit, and a member key of it, which is returned with its secret;
 // the secret cannot be had again. address is who asks: IPv4 addresses count alone, those of IPv6 by their first 64 bits. All
-// of it happens at once or not at all. ErrTrialExhausted, *SignUpLimitError; a bad name or trial is ErrRange.
+// of it happens at once or not at all. An idempotency key makes one account in 24 hours: the same again is ErrSignedUp, and
+// with another name ErrIdempotencyConflict; an empty one makes an account each time. ErrTrialExhausted, *SignUpLimitError; a bad name or trial is ErrRange.
 //
 // Script signup.lua.
-func (s *Store) SignUp(ctx context.Context, name string, address netip.Addr, t Trial) (Org, Key, string, error) {
+func (s *Store) SignUp(ctx context.Context, name string, address netip.Addr, idempotency string, t Trial) (Org, Key, string, error) {
 	fail := func(err error) (Org, Key, string, error) { return Org{}, Key{}, "", fmt.Errorf("sign up: %w", err) }
 	switch {
 	case strings.TrimSpace(name) == "" || len(name) > maxNameBytes || !utf8.ValidString(name):
@@ -65,13 +69,20 @@ func (s *Store) SignUp(ctx context.Context, name string, address netip.Addr, t T
 	secret, now := "eph_"+base64.RawURLEncoding.EncodeToString(b), s.micros()
 	k := Key{ID: "key_" + word(8), Org: "org_" + word(8), Name: "first key", Role: Member, CreatedAt: time.UnixMicro(now).UTC()}
 	sum, day := digest(secret), (24 * time.Hour).Microseconds()
+	fingerprint := ""
+	if idempotency != "" {
+		fingerprint = digest(name)
+	}
 	r, err := s.eval(ctx, signUpScript, []string{s.keys.pot(), s.keys.signUps(neighbourhood(address)), s.keys.org(k.Org), s.keys.orgs(), s.keys.turn(),
-		s.keys.ledger(k.Org), s.keys.entries(k.Org), s.keys.secret(sum), s.keys.key(k.ID), s.keys.orgKeys(k.Org)},
-		k.Org, name, t.Concurrency, now, int64(t.Credit), int64(t.Pot), k.ID, sum, k.Name, trialRef, day/int64(t.PerDay), day)
+		s.keys.ledger(k.Org), s.keys.entries(k.Org), s.keys.secret(sum), s.keys.key(k.ID), s.keys.orgKeys(k.Org), s.keys.signUp(digest(idempotency))},
+		k.Org, name, t.Concurrency, now, int64(t.Credit), int64(t.Pot), k.ID, sum, k.Name, trialRef, day/int64(t.PerDay), day,
+		fingerprint, idempotencyTTL.Milliseconds())
 	if err != nil {
 		return fail(err)
 	}
 	switch r.code() {
+	case "SIGNEDUP":
+		return fail(ErrSignedUp)
 	case "EXHAUSTED":
 		return fail(ErrTrialExhausted)
 	case "LIMITED":

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,7 +17,7 @@ var someone = netip.MustParseAddr("198.51.100.7")
 func TestSignUp(t *testing.T) {
 	f := newFixture(t)
 	trial := Trial{Credit: 250_000, Pot: 1_000_000, Concurrency: 2, PerDay: 2}
-	org, key, secret, err := f.SignUp(f.ctx, "Somebody", someone, trial)
+	org, key, secret, err := f.SignUp(f.ctx, "Somebody", someone, "", trial)
 	f.must(err)
 	got, err := f.Authenticate(f.ctx, secret)
 	f.must(err)
@@ -32,20 +33,20 @@ func TestSignUp(t *testing.T) {
 	f.same(r.State, Queued)
 
 	// The address, and its neighbours, come too often; others do not.
-	_, _, _, err = f.SignUp(f.ctx, "Second", someone, trial)
+	_, _, _, err = f.SignUp(f.ctx, "Second", someone, "", trial)
 	f.must(err)
 	var limit *SignUpLimitError
-	_, _, _, err = f.SignUp(f.ctx, "Third", someone, trial)
+	_, _, _, err = f.SignUp(f.ctx, "Third", someone, "", trial)
 	if f.want(err, ErrRateLimited); !errors.As(err, &limit) || limit.Wait < 11*time.Hour || limit.Wait > 12*time.Hour {
 		t.Errorf("wait %v", limit)
 	}
-	_, _, _, err = f.SignUp(f.ctx, "Mapped", netip.MustParseAddr("::ffff:198.51.100.7"), trial)
+	_, _, _, err = f.SignUp(f.ctx, "Mapped", netip.MustParseAddr("::ffff:198.51.100.7"), "", trial)
 	f.want(err, ErrRateLimited)
 	for i, c := range []struct {
 		address string
 		want    error
 	}{{"2001:db8::1", nil}, {"2001:db8::ffff:1", nil}, {"2001:db8::2", ErrRateLimited}, {"2001:db8:0:1::1", ErrTrialExhausted}} {
-		if _, _, _, err := f.SignUp(f.ctx, "IPv6", netip.MustParseAddr(c.address), trial); !errors.Is(err, c.want) {
+		if _, _, _, err := f.SignUp(f.ctx, "IPv6", netip.MustParseAddr(c.address), "", trial); !errors.Is(err, c.want) {
 			t.Errorf("%d: %s: %v", i, c.address, err)
 		}
 	}
@@ -58,11 +59,11 @@ func TestSignUp(t *testing.T) {
 		"no credit": {Pot: 1, PerDay: 1}, "negative pot": {Credit: 1, Pot: -1, PerDay: 1}, "no sign-ups": {Credit: 1, Pot: 1},
 		"too much": {Credit: maxMicros + 1, Pot: maxMicros, PerDay: 1}, "concurrency": {Credit: 1, Pot: 1, PerDay: 1, Concurrency: -1},
 	} {
-		if _, _, _, err := f.SignUp(f.ctx, "x", someone, bad); !errors.Is(err, ErrRange) {
+		if _, _, _, err := f.SignUp(f.ctx, "x", someone, "", bad); !errors.Is(err, ErrRange) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	_, _, _, err = f.SignUp(f.ctx, " ", someone, trial)
+	_, _, _, err = f.SignUp(f.ctx, " ", someone, "", trial)
 	f.want(err, ErrRange)
 	_, err = f.Credit(f.ctx, org.ID, 5, trialRef)
 	f.want(err, ErrRange)
@@ -72,9 +73,9 @@ func TestSignUp(t *testing.T) {
 func TestSignUpRepeated(t *testing.T) {
 	f := newFixture(t)
 	k := f.keys
-	args := []any{"org_x", "x", 0, 1, 100, 150, "key_0123456789abcdef", "sum", "first key", trialRef, 1, 10}
+	args := []any{"org_x", "x", 0, 1, 100, 150, "key_0123456789abcdef", "sum", "first key", trialRef, 1, 10, "name", 1000}
 	keys := []string{k.pot(), k.signUps("a"), k.org("org_x"), k.orgs(), k.turn(), k.ledger("org_x"), k.entries("org_x"), k.secret("sum"),
-		k.key("key_0123456789abcdef"), k.orgKeys("org_x")}
+		k.key("key_0123456789abcdef"), k.orgKeys("org_x"), k.signUp("key")}
 	for range 3 {
 		r, err := f.eval(f.ctx, signUpScript, keys, args...)
 		f.must(err)
@@ -84,9 +85,41 @@ func TestSignUpRepeated(t *testing.T) {
 	r, err := f.eval(f.ctx, signUpScript, keys, args...)
 	f.must(err)
 	f.same(r.code(), "EXISTS")
+	args[0], keys[2] = "org_y", k.org("org_y") // made anew, by the same idempotency key
+	r, err = f.eval(f.ctx, signUpScript, keys, args...)
+	f.must(err)
+	f.same(r.code(), "SIGNEDUP")
 	given, err := f.TrialGiven(f.ctx)
 	f.must(err)
 	f.same(given, Micros(100))
+	f.balanced()
+}
+
+// TestSignUpIdempotency: whoever does not get the answer and asks again, at once or later, gets no second account.
+func TestSignUpIdempotency(t *testing.T) {
+	f := newFixture(t)
+	trial := Trial{Credit: 100, Pot: 1000, PerDay: maxPerDay}
+	var wg sync.WaitGroup
+	var made atomic.Int64
+	for range 8 {
+		wg.Go(func() {
+			_, _, _, err := f.SignUp(f.ctx, "x", someone, "the same", trial)
+			if err == nil {
+				made.Add(1)
+			} else if !errors.Is(err, ErrSignedUp) {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	f.same(made.Load(), int64(1))
+	_, _, _, err := f.SignUp(f.ctx, "y", someone, "the same", trial)
+	f.want(err, ErrIdempotencyConflict)
+	_, _, _, err = f.SignUp(f.ctx, "x", someone, "another", trial)
+	f.must(err)
+	given, err := f.TrialGiven(f.ctx)
+	f.must(err)
+	f.same(given, Micros(200))
 	f.balanced()
 }
 
@@ -105,7 +138,7 @@ func TestSignUpPot(t *testing.T) {
 			var got Micros
 			for range rapid.IntRange(1, 8).Draw(rt, "at once") {
 				wg.Go(func() {
-					_, _, _, err := f.SignUp(f.ctx, "x", someone, trial)
+					_, _, _, err := f.SignUp(f.ctx, "x", someone, "", trial)
 					mu.Lock()
 					defer mu.Unlock()
 					switch {
@@ -135,7 +168,7 @@ func TestSignUpPot(t *testing.T) {
 // TestAuditSeesThePot: trial credit that the pot does not know of is a difference.
 func TestAuditSeesThePot(t *testing.T) {
 	f := newFixture(t)
-	_, _, _, err := f.SignUp(f.ctx, "x", someone, Trial{Credit: 5, Pot: 10, PerDay: 1})
+	_, _, _, err := f.SignUp(f.ctx, "x", someone, "", Trial{Credit: 5, Pot: 10, PerDay: 1})
 	f.must(err)
 	f.must(f.rdb.HSet(f.ctx, f.keys.pot(), "given", "4").Err())
 	report, err := f.Audit(f.ctx)

@@ -343,15 +343,25 @@ describe('the playground', () => {
   });
 
   test('lets a visitor create an account, shows the key once, and runs with it', async () => {
-    const { page, close } = await open('/', { key: '', language: 'de', width: 360, height: 780, faults: ['400', '429'] });
+    const { page, close } = await open('/', { key: '', language: 'de', width: 360, height: 780, faults: ['400', '429', 'ERR_FAILED'] });
     await page.locator('#signup-form').waitFor();
     await page.locator('#signup-form button').click();
     await page.locator('#signup-name[aria-invalid=true]').waitFor();
     await page.locator('#signup-name').fill('Besuch');
     await picture(page, 'signup');
     await accessible(page);
+    // The first answer is lost: the same sign-up is sent again, and not another one.
+    const keys = [];
+    await page.route('**/v1/signup', (route) => {
+      if (route.request().method() !== 'POST') return route.continue();
+      keys.push(route.request().headers()['idempotency-key']);
+      return keys.length === 1 ? route.abort() : route.continue();
+    });
+    await page.locator('#signup-form button').click();
+    await page.locator('#signup-error:not(:empty)').waitFor();
     await page.locator('#signup-form button').click();
     await page.locator('#signup-made').waitFor();
+    assert.ok(keys.length === 2 && keys[0] === keys[1] && keys[0].length > 20, keys.join());
     const secret = await page.locator('.secret').textContent();
     assert.match(secret, /^eph_/);
     assert.equal(await page.evaluate(() => sessionStorage.getItem('ephemeral-key')), null); // not before its owner has it

@@ -52,6 +52,9 @@ export async function call(method, path, { body, headers, key = getKey(), signal
   return answer.status === 204 ? null : answer.json();
 }
 
+// newKey is an idempotency key. Pages that are not served securely have no randomUUID.
+export const newKey = () => crypto.randomUUID?.() ?? [...crypto.getRandomValues(new Uint8Array(16))].map((b) => b.toString(16).padStart(2, '0')).join('');
+
 // download saves a file that only the key may fetch. It is saved and never shown: untrusted code wrote it.
 export async function download(path, name, key) {
   const answer = await fetch(path, { headers: { Authorization: `Bearer ${key}` }, cache: 'no-store' });

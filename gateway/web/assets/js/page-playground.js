@@ -1,7 +1,7 @@
 // /: the playground. A request, what it may do, the programs that send it, and the run it becomes.
 
 import { account, memberBalance } from './account.js';
-import { call, Problem } from './api.js';
+import { call, newKey, Problem } from './api.js';
 import { $, h } from './dom.js';
 import { date, has, money, t } from './i18n.js';
 import { RequestForm } from './request-form.js';
@@ -56,7 +56,7 @@ $('request').addEventListener('submit', async (event) => {
   go.disabled = true;
   const body = JSON.stringify(form.request());
   // The same request after a lost answer is the same run.
-  if (pending?.body !== body) pending = { body, key: crypto.randomUUID?.() ?? randomKey() };
+  if (pending?.body !== body) pending = { body, key: newKey() };
   try {
     const run = await call('POST', '/v1/runs', { body, headers: { 'Idempotency-Key': `"${pending.key}"` } });
     pending = null;
@@ -70,9 +70,6 @@ $('request').addEventListener('submit', async (event) => {
     go.disabled = false;
   }
 });
-
-// randomKey is for pages that are not served securely, where browsers have no randomUUID.
-const randomKey = () => [...crypto.getRandomValues(new Uint8Array(16))].map((b) => b.toString(16).padStart(2, '0')).join('');
 
 async function offerExamples() {
   const examples = await (await fetch(new URL('examples.json', assets))).json();

@@ -1,6 +1,6 @@
 // Making an account by oneself, where the operator allows it.
 
-import { call, Problem } from './api.js';
+import { call, newKey, Problem } from './api.js';
 import { $, copyButton, h } from './dom.js';
 import { money, t } from './i18n.js';
 
@@ -21,15 +21,20 @@ export async function offerSignup(enter) {
   const form = h('form', { id: 'signup-form', novalidate: true },
     h('h3', {}, t('signup.title')), h('p', {}, t('signup.text', { money: money(terms.credit_micros) })),
     h('label', { class: 'field', for: 'signup-name' }, h('span', {}, t('signup.name'))), h('div', { class: 'inline' }, name, submit), fault);
+  let pending = null; // {body, key}: a request that was sent and has no answer yet
   form.addEventListener('submit', async (event) => {
     event.preventDefault();
     fault.textContent = '';
     name.removeAttribute('aria-invalid');
     submit.disabled = true;
+    const body = JSON.stringify({ name: name.value });
+    if (pending?.body !== body) pending = { body, key: newKey() }; // the same sign-up after a lost answer makes no second account
     try {
-      const made = await call('POST', '/v1/signup', { key: '', body: JSON.stringify({ name: name.value }) });
+      const made = await call('POST', '/v1/signup', { key: '', body, headers: { 'Idempotency-Key': `"${pending.key}"` } });
+      pending = null;
       form.replaceWith(shown(made.key.secret, enter));
     } catch (error) {
+      if (error.status >= 400 && error.status < 500) pending = null;
       if (!(error instanceof Problem)) throw error;
       fault.replaceChildren(error.title, ...error.errors.map((e) => h('span', { lang: 'en' }, ` ${e.detail}`)));
       if (error.errors.length > 0) {
@@ -40,6 +45,7 @@ export async function offerSignup(enter) {
       submit.disabled = false;
     }
   });
+  name.addEventListener('input', () => name.removeAttribute('aria-invalid'));
   $('signup').replaceChildren(form);
 }
 
