@@ -51,7 +51,8 @@ var signUpScript = loadScript("signup")
 // SignUp makes an organisation of that name with trial credit, and a member key of it, which is returned with its secret;
 // the secret cannot be had again. address is who asks: IPv4 addresses count alone, those of IPv6 by their first 64 bits. All
 // of it happens at once or not at all. An idempotency key makes one account in 24 hours: the same again is ErrSignedUp, and
-// with another name ErrIdempotencyConflict; an empty one makes an account each time. ErrTrialExhausted, *SignUpLimitError; a bad name or trial is ErrRange.
+// with another name ErrIdempotencyConflict; an empty one makes an account each time. ErrTrialExhausted, *SignUpLimitError; a bad
+// name or trial is ErrRange.
 //
 // Script signup.lua.
 func (s *Store) SignUp(ctx context.Context, name string, address netip.Addr, idempotency string, t Trial) (Org, Key, string, error) {
