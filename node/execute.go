@@ -196,14 +196,10 @@ func (x *execution) claim(ctx context.Context) error {
 
 func (x *execution) resume(ctx context.Context) error { return x.machine.Wake(ctx) }
 
-// prepare makes the clone an individual, fails closed, and tells the store that the machine is ready. The run's timeout
-// counts from here.
+// prepare completes what the pool has prepared of the clone: it sets the clock, which stood still, and fails closed where
+// the clone is no individual. It tells the store that the machine is ready. The run's timeout counts from here.
 func (x *execution) prepare(ctx context.Context) error {
-	id, err := newIdentity(x.machine.ID())
-	if err != nil {
-		return err
-	}
-	if _, err := x.guest.Prepare(ctx, id); err != nil {
+	if _, err := x.guest.SetClock(ctx); err != nil {
 		return err
 	}
 	x.Pool.Settled(x.machine)

@@ -44,7 +44,7 @@ func (c *cell) runNode(ctx context.Context, ready *readiness, registry *promethe
 		return fmt.Errorf("open the hypervisor: %w", err)
 	}
 	defer func() { err = errors.Join(err, driver.Close()) }()
-	parts, err := provision.New(ctx, c.Provision, driver, provision.Agent{Probe: guest.Probe, Warm: guest.Warm, Rehearse: guest.Rehearse})
+	parts, err := provision.New(ctx, c.Provision, driver, provision.Agent{Probe: guest.Probe, Warm: guest.Warm, Prepare: guest.PrepareClone})
 	if err != nil {
 		return fmt.Errorf("open the host's parts: %w", err)
 	}

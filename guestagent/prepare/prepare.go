@@ -44,8 +44,8 @@ var (
 
 // Check says what is wrong with an identity.
 func (i Identity) Check() error {
-	if i.Step == 0 && (i.Clock.Before(time.Unix(1, 0)) || i.Clock.After(time.Unix(1<<33, 0))) {
-		return fmt.Errorf("clock %v out of range", i.Clock)
+	if err := checkClock(i.Clock, i.Step); err != nil {
+		return err
 	}
 	if n := len(i.Entropy); n < minEntropy || n > maxEntropy {
 		return fmt.Errorf("entropy of %d bytes, want %d to %d", n, minEntropy, maxEntropy)
@@ -69,6 +69,33 @@ func (i Identity) Check() error {
 	return nil
 }
 
+// ErrClock: a time that no clock is set to.
+var ErrClock = errors.New("clock out of range")
+
+func checkClock(to time.Time, step time.Duration) error {
+	if step == 0 && (to.Before(time.Unix(1, 0)) || to.After(time.Unix(1<<33, 0))) {
+		return fmt.Errorf("%w: %v", ErrClock, to)
+	}
+	return nil
+}
+
+// SetClock moves the wall clock by the step, or sets it where the step is 0. ErrClock: to that time it is not.
+func SetClock(s System, to time.Time, step time.Duration) error {
+	if err := checkClock(to, step); err != nil {
+		return err
+	}
+	var err error
+	if step != 0 {
+		err = s.StepClock(step)
+	} else {
+		err = s.SetClock(to)
+	}
+	if err != nil {
+		return fmt.Errorf("set clock: %w", err)
+	}
+	return nil
+}
+
 // System is what Prepare acts on; the machine's kernel, but for tests.
 type System interface {
 	SetClock(to time.Time) error
@@ -84,13 +111,8 @@ func Prepare(s System, i Identity, dir string, uid, gid int) (scratch string, re
 	if err := i.Check(); err != nil {
 		return "", false, err
 	}
-	if i.Step != 0 {
-		err = s.StepClock(i.Step)
-	} else {
-		err = s.SetClock(i.Clock)
-	}
-	if err != nil {
-		return "", false, fmt.Errorf("set clock: %w", err)
+	if err := SetClock(s, i.Clock, i.Step); err != nil {
+		return "", false, err
 	}
 	if err := s.Reseed(i.Entropy); err != nil {
 		return "", false, fmt.Errorf("reseed: %w", err)

@@ -121,7 +121,6 @@ type PrepareRequest struct {
 	Mac            string                 `protobuf:"bytes,5,opt,name=mac,proto3" json:"mac,omitempty"`                                                // empty: leave as it is
 	Address        string                 `protobuf:"bytes,6,opt,name=address,proto3" json:"address,omitempty"`                                        // CIDR on eth0 with a default route through it; empty: no address
 	ClockStepNanos int64                  `protobuf:"varint,7,opt,name=clock_step_nanos,json=clockStepNanos,proto3" json:"clock_step_nanos,omitempty"` // how far the guest's clock is behind, measured by Ping: exact however late this arrives
-	Rehearsal      bool                   `protobuf:"varint,8,opt,name=rehearsal,proto3" json:"rehearsal,omitempty"`                                   // do it all, and stay unprepared: the code is then translated when it is done in earnest
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -205,13 +204,6 @@ func (x *PrepareRequest) GetClockStepNanos() int64 {
 	return 0
 }
 
-func (x *PrepareRequest) GetRehearsal() bool {
-	if x != nil {
-		return x.Rehearsal
-	}
-	return false
-}
-
 type PrepareResponse struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Reseeded       bool                   `protobuf:"varint,1,opt,name=reseeded,proto3" json:"reseeded,omitempty"`                                     // RNDRESEEDCRNG succeeded
@@ -272,6 +264,102 @@ func (x *PrepareResponse) GetScratch() string {
 	return ""
 }
 
+type SetClockRequest struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	ClockUnixNanos int64                  `protobuf:"varint,1,opt,name=clock_unix_nanos,json=clockUnixNanos,proto3" json:"clock_unix_nanos,omitempty"` // as in PrepareRequest
+	ClockStepNanos int64                  `protobuf:"varint,2,opt,name=clock_step_nanos,json=clockStepNanos,proto3" json:"clock_step_nanos,omitempty"` // as in PrepareRequest
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *SetClockRequest) Reset() {
+	*x = SetClockRequest{}
+	mi := &file_agent_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetClockRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetClockRequest) ProtoMessage() {}
+
+func (x *SetClockRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetClockRequest.ProtoReflect.Descriptor instead.
+func (*SetClockRequest) Descriptor() ([]byte, []int) {
+	return file_agent_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *SetClockRequest) GetClockUnixNanos() int64 {
+	if x != nil {
+		return x.ClockUnixNanos
+	}
+	return 0
+}
+
+func (x *SetClockRequest) GetClockStepNanos() int64 {
+	if x != nil {
+		return x.ClockStepNanos
+	}
+	return 0
+}
+
+type SetClockResponse struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	ClockUnixNanos int64                  `protobuf:"varint,1,opt,name=clock_unix_nanos,json=clockUnixNanos,proto3" json:"clock_unix_nanos,omitempty"` // read after setting
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *SetClockResponse) Reset() {
+	*x = SetClockResponse{}
+	mi := &file_agent_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetClockResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetClockResponse) ProtoMessage() {}
+
+func (x *SetClockResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetClockResponse.ProtoReflect.Descriptor instead.
+func (*SetClockResponse) Descriptor() ([]byte, []int) {
+	return file_agent_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *SetClockResponse) GetClockUnixNanos() int64 {
+	if x != nil {
+		return x.ClockUnixNanos
+	}
+	return 0
+}
+
 type StartWorkerRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Prompt        string                 `protobuf:"bytes,1,opt,name=prompt,proto3" json:"prompt,omitempty"`
@@ -289,7 +377,7 @@ type StartWorkerRequest struct {
 
 func (x *StartWorkerRequest) Reset() {
 	*x = StartWorkerRequest{}
-	mi := &file_agent_proto_msgTypes[4]
+	mi := &file_agent_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -301,7 +389,7 @@ func (x *StartWorkerRequest) String() string {
 func (*StartWorkerRequest) ProtoMessage() {}
 
 func (x *StartWorkerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[4]
+	mi := &file_agent_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -314,7 +402,7 @@ func (x *StartWorkerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartWorkerRequest.ProtoReflect.Descriptor instead.
 func (*StartWorkerRequest) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{4}
+	return file_agent_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *StartWorkerRequest) GetPrompt() string {
@@ -393,7 +481,7 @@ type WorkerEvent struct {
 
 func (x *WorkerEvent) Reset() {
 	*x = WorkerEvent{}
-	mi := &file_agent_proto_msgTypes[5]
+	mi := &file_agent_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -405,7 +493,7 @@ func (x *WorkerEvent) String() string {
 func (*WorkerEvent) ProtoMessage() {}
 
 func (x *WorkerEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[5]
+	mi := &file_agent_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -418,7 +506,7 @@ func (x *WorkerEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerEvent.ProtoReflect.Descriptor instead.
 func (*WorkerEvent) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{5}
+	return file_agent_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *WorkerEvent) GetEvent() isWorkerEvent_Event {
@@ -475,7 +563,7 @@ type ShellEvent struct {
 
 func (x *ShellEvent) Reset() {
 	*x = ShellEvent{}
-	mi := &file_agent_proto_msgTypes[6]
+	mi := &file_agent_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -487,7 +575,7 @@ func (x *ShellEvent) String() string {
 func (*ShellEvent) ProtoMessage() {}
 
 func (x *ShellEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[6]
+	mi := &file_agent_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -500,7 +588,7 @@ func (x *ShellEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShellEvent.ProtoReflect.Descriptor instead.
 func (*ShellEvent) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{6}
+	return file_agent_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ShellEvent) GetCommand() string {
@@ -550,7 +638,7 @@ type Finished struct {
 
 func (x *Finished) Reset() {
 	*x = Finished{}
-	mi := &file_agent_proto_msgTypes[7]
+	mi := &file_agent_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -562,7 +650,7 @@ func (x *Finished) String() string {
 func (*Finished) ProtoMessage() {}
 
 func (x *Finished) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[7]
+	mi := &file_agent_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -575,7 +663,7 @@ func (x *Finished) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finished.ProtoReflect.Descriptor instead.
 func (*Finished) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{7}
+	return file_agent_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Finished) GetOk() bool {
@@ -621,7 +709,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_agent_proto_msgTypes[8]
+	mi := &file_agent_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -633,7 +721,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[8]
+	mi := &file_agent_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -646,7 +734,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{8}
+	return file_agent_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ExecRequest) GetRequest() isExecRequest_Request {
@@ -735,7 +823,7 @@ type ExecStart struct {
 
 func (x *ExecStart) Reset() {
 	*x = ExecStart{}
-	mi := &file_agent_proto_msgTypes[9]
+	mi := &file_agent_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -747,7 +835,7 @@ func (x *ExecStart) String() string {
 func (*ExecStart) ProtoMessage() {}
 
 func (x *ExecStart) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[9]
+	mi := &file_agent_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -760,7 +848,7 @@ func (x *ExecStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStart.ProtoReflect.Descriptor instead.
 func (*ExecStart) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{9}
+	return file_agent_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ExecStart) GetArgs() []string {
@@ -827,7 +915,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_agent_proto_msgTypes[10]
+	mi := &file_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -839,7 +927,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[10]
+	mi := &file_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -852,7 +940,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{10}
+	return file_agent_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ExecResponse) GetResponse() isExecResponse_Response {
@@ -943,7 +1031,7 @@ type Exit struct {
 
 func (x *Exit) Reset() {
 	*x = Exit{}
-	mi := &file_agent_proto_msgTypes[11]
+	mi := &file_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -955,7 +1043,7 @@ func (x *Exit) String() string {
 func (*Exit) ProtoMessage() {}
 
 func (x *Exit) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[11]
+	mi := &file_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -968,7 +1056,7 @@ func (x *Exit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exit.ProtoReflect.Descriptor instead.
 func (*Exit) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{11}
+	return file_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Exit) GetOutcome() string {
@@ -1045,7 +1133,7 @@ type PutFileRequest struct {
 
 func (x *PutFileRequest) Reset() {
 	*x = PutFileRequest{}
-	mi := &file_agent_proto_msgTypes[12]
+	mi := &file_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1057,7 +1145,7 @@ func (x *PutFileRequest) String() string {
 func (*PutFileRequest) ProtoMessage() {}
 
 func (x *PutFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[12]
+	mi := &file_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1070,7 +1158,7 @@ func (x *PutFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutFileRequest.ProtoReflect.Descriptor instead.
 func (*PutFileRequest) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{12}
+	return file_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *PutFileRequest) GetPath() string {
@@ -1103,7 +1191,7 @@ type PutFileResponse struct {
 
 func (x *PutFileResponse) Reset() {
 	*x = PutFileResponse{}
-	mi := &file_agent_proto_msgTypes[13]
+	mi := &file_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1115,7 +1203,7 @@ func (x *PutFileResponse) String() string {
 func (*PutFileResponse) ProtoMessage() {}
 
 func (x *PutFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[13]
+	mi := &file_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1128,7 +1216,7 @@ func (x *PutFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutFileResponse.ProtoReflect.Descriptor instead.
 func (*PutFileResponse) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{13}
+	return file_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *PutFileResponse) GetBytes() int64 {
@@ -1149,7 +1237,7 @@ type CollectRequest struct {
 
 func (x *CollectRequest) Reset() {
 	*x = CollectRequest{}
-	mi := &file_agent_proto_msgTypes[14]
+	mi := &file_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1161,7 +1249,7 @@ func (x *CollectRequest) String() string {
 func (*CollectRequest) ProtoMessage() {}
 
 func (x *CollectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[14]
+	mi := &file_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1174,7 +1262,7 @@ func (x *CollectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectRequest.ProtoReflect.Descriptor instead.
 func (*CollectRequest) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{14}
+	return file_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *CollectRequest) GetMaxFiles() int64 {
@@ -1210,7 +1298,7 @@ type CollectResponse struct {
 
 func (x *CollectResponse) Reset() {
 	*x = CollectResponse{}
-	mi := &file_agent_proto_msgTypes[15]
+	mi := &file_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1222,7 +1310,7 @@ func (x *CollectResponse) String() string {
 func (*CollectResponse) ProtoMessage() {}
 
 func (x *CollectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[15]
+	mi := &file_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1235,7 +1323,7 @@ func (x *CollectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectResponse.ProtoReflect.Descriptor instead.
 func (*CollectResponse) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{15}
+	return file_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *CollectResponse) GetPath() string {
@@ -1276,7 +1364,7 @@ type CollectEnd struct {
 
 func (x *CollectEnd) Reset() {
 	*x = CollectEnd{}
-	mi := &file_agent_proto_msgTypes[16]
+	mi := &file_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1288,7 +1376,7 @@ func (x *CollectEnd) String() string {
 func (*CollectEnd) ProtoMessage() {}
 
 func (x *CollectEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[16]
+	mi := &file_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1301,7 +1389,7 @@ func (x *CollectEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectEnd.ProtoReflect.Descriptor instead.
 func (*CollectEnd) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{16}
+	return file_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *CollectEnd) GetSkipped() int64 {
@@ -1328,7 +1416,7 @@ type GetFileRequest struct {
 
 func (x *GetFileRequest) Reset() {
 	*x = GetFileRequest{}
-	mi := &file_agent_proto_msgTypes[17]
+	mi := &file_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1340,7 +1428,7 @@ func (x *GetFileRequest) String() string {
 func (*GetFileRequest) ProtoMessage() {}
 
 func (x *GetFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[17]
+	mi := &file_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1353,7 +1441,7 @@ func (x *GetFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFileRequest.ProtoReflect.Descriptor instead.
 func (*GetFileRequest) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{17}
+	return file_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *GetFileRequest) GetPath() string {
@@ -1379,7 +1467,7 @@ type GetFileResponse struct {
 
 func (x *GetFileResponse) Reset() {
 	*x = GetFileResponse{}
-	mi := &file_agent_proto_msgTypes[18]
+	mi := &file_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1391,7 +1479,7 @@ func (x *GetFileResponse) String() string {
 func (*GetFileResponse) ProtoMessage() {}
 
 func (x *GetFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[18]
+	mi := &file_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1404,7 +1492,7 @@ func (x *GetFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFileResponse.ProtoReflect.Descriptor instead.
 func (*GetFileResponse) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{18}
+	return file_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *GetFileResponse) GetData() []byte {
@@ -1422,7 +1510,7 @@ type OpenDoorRequest struct {
 
 func (x *OpenDoorRequest) Reset() {
 	*x = OpenDoorRequest{}
-	mi := &file_agent_proto_msgTypes[19]
+	mi := &file_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1434,7 +1522,7 @@ func (x *OpenDoorRequest) String() string {
 func (*OpenDoorRequest) ProtoMessage() {}
 
 func (x *OpenDoorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[19]
+	mi := &file_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1447,7 +1535,7 @@ func (x *OpenDoorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenDoorRequest.ProtoReflect.Descriptor instead.
 func (*OpenDoorRequest) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{19}
+	return file_agent_proto_rawDescGZIP(), []int{21}
 }
 
 type OpenDoorResponse struct {
@@ -1458,7 +1546,7 @@ type OpenDoorResponse struct {
 
 func (x *OpenDoorResponse) Reset() {
 	*x = OpenDoorResponse{}
-	mi := &file_agent_proto_msgTypes[20]
+	mi := &file_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1470,7 +1558,7 @@ func (x *OpenDoorResponse) String() string {
 func (*OpenDoorResponse) ProtoMessage() {}
 
 func (x *OpenDoorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[20]
+	mi := &file_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1483,7 +1571,7 @@ func (x *OpenDoorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenDoorResponse.ProtoReflect.Descriptor instead.
 func (*OpenDoorResponse) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{20}
+	return file_agent_proto_rawDescGZIP(), []int{22}
 }
 
 type ConcludeRequest struct {
@@ -1495,7 +1583,7 @@ type ConcludeRequest struct {
 
 func (x *ConcludeRequest) Reset() {
 	*x = ConcludeRequest{}
-	mi := &file_agent_proto_msgTypes[21]
+	mi := &file_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1507,7 +1595,7 @@ func (x *ConcludeRequest) String() string {
 func (*ConcludeRequest) ProtoMessage() {}
 
 func (x *ConcludeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[21]
+	mi := &file_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1520,7 +1608,7 @@ func (x *ConcludeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConcludeRequest.ProtoReflect.Descriptor instead.
 func (*ConcludeRequest) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{21}
+	return file_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ConcludeRequest) GetErrorCode() string {
@@ -1538,7 +1626,7 @@ type ConcludeResponse struct {
 
 func (x *ConcludeResponse) Reset() {
 	*x = ConcludeResponse{}
-	mi := &file_agent_proto_msgTypes[22]
+	mi := &file_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1550,7 +1638,7 @@ func (x *ConcludeResponse) String() string {
 func (*ConcludeResponse) ProtoMessage() {}
 
 func (x *ConcludeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[22]
+	mi := &file_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1563,7 +1651,7 @@ func (x *ConcludeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConcludeResponse.ProtoReflect.Descriptor instead.
 func (*ConcludeResponse) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{22}
+	return file_agent_proto_rawDescGZIP(), []int{24}
 }
 
 type KillRequest struct {
@@ -1574,7 +1662,7 @@ type KillRequest struct {
 
 func (x *KillRequest) Reset() {
 	*x = KillRequest{}
-	mi := &file_agent_proto_msgTypes[23]
+	mi := &file_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1586,7 +1674,7 @@ func (x *KillRequest) String() string {
 func (*KillRequest) ProtoMessage() {}
 
 func (x *KillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[23]
+	mi := &file_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1599,7 +1687,7 @@ func (x *KillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KillRequest.ProtoReflect.Descriptor instead.
 func (*KillRequest) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{23}
+	return file_agent_proto_rawDescGZIP(), []int{25}
 }
 
 type KillResponse struct {
@@ -1611,7 +1699,7 @@ type KillResponse struct {
 
 func (x *KillResponse) Reset() {
 	*x = KillResponse{}
-	mi := &file_agent_proto_msgTypes[24]
+	mi := &file_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1623,7 +1711,7 @@ func (x *KillResponse) String() string {
 func (*KillResponse) ProtoMessage() {}
 
 func (x *KillResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[24]
+	mi := &file_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1636,7 +1724,7 @@ func (x *KillResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KillResponse.ProtoReflect.Descriptor instead.
 func (*KillResponse) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{24}
+	return file_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *KillResponse) GetKilled() int64 {
@@ -1654,7 +1742,7 @@ type ShutdownRequest struct {
 
 func (x *ShutdownRequest) Reset() {
 	*x = ShutdownRequest{}
-	mi := &file_agent_proto_msgTypes[25]
+	mi := &file_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1666,7 +1754,7 @@ func (x *ShutdownRequest) String() string {
 func (*ShutdownRequest) ProtoMessage() {}
 
 func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[25]
+	mi := &file_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1679,7 +1767,7 @@ func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownRequest.ProtoReflect.Descriptor instead.
 func (*ShutdownRequest) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{25}
+	return file_agent_proto_rawDescGZIP(), []int{27}
 }
 
 type ShutdownResponse struct {
@@ -1690,7 +1778,7 @@ type ShutdownResponse struct {
 
 func (x *ShutdownResponse) Reset() {
 	*x = ShutdownResponse{}
-	mi := &file_agent_proto_msgTypes[26]
+	mi := &file_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1702,7 +1790,7 @@ func (x *ShutdownResponse) String() string {
 func (*ShutdownResponse) ProtoMessage() {}
 
 func (x *ShutdownResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[26]
+	mi := &file_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1715,7 +1803,7 @@ func (x *ShutdownResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownResponse.ProtoReflect.Descriptor instead.
 func (*ShutdownResponse) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{26}
+	return file_agent_proto_rawDescGZIP(), []int{28}
 }
 
 var File_agent_proto protoreflect.FileDescriptor
@@ -1726,7 +1814,7 @@ const file_agent_proto_rawDesc = "" +
 	"\vPingRequest\"R\n" +
 	"\fPingResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12(\n" +
-	"\x10clock_unix_nanos\x18\x02 \x01(\x03R\x0eclockUnixNanos\"\x83\x02\n" +
+	"\x10clock_unix_nanos\x18\x02 \x01(\x03R\x0eclockUnixNanos\"\xe5\x01\n" +
 	"\x0ePrepareRequest\x12(\n" +
 	"\x10clock_unix_nanos\x18\x01 \x01(\x03R\x0eclockUnixNanos\x12\x18\n" +
 	"\aentropy\x18\x02 \x01(\fR\aentropy\x12\x1a\n" +
@@ -1735,12 +1823,16 @@ const file_agent_proto_rawDesc = "" +
 	"machine_id\x18\x04 \x01(\tR\tmachineId\x12\x10\n" +
 	"\x03mac\x18\x05 \x01(\tR\x03mac\x12\x18\n" +
 	"\aaddress\x18\x06 \x01(\tR\aaddress\x12(\n" +
-	"\x10clock_step_nanos\x18\a \x01(\x03R\x0eclockStepNanos\x12\x1c\n" +
-	"\trehearsal\x18\b \x01(\bR\trehearsal\"q\n" +
+	"\x10clock_step_nanos\x18\a \x01(\x03R\x0eclockStepNanos\"q\n" +
 	"\x0fPrepareResponse\x12\x1a\n" +
 	"\breseeded\x18\x01 \x01(\bR\breseeded\x12(\n" +
 	"\x10clock_unix_nanos\x18\x02 \x01(\x03R\x0eclockUnixNanos\x12\x18\n" +
-	"\ascratch\x18\x03 \x01(\tR\ascratch\"\xf2\x01\n" +
+	"\ascratch\x18\x03 \x01(\tR\ascratch\"e\n" +
+	"\x0fSetClockRequest\x12(\n" +
+	"\x10clock_unix_nanos\x18\x01 \x01(\x03R\x0eclockUnixNanos\x12(\n" +
+	"\x10clock_step_nanos\x18\x02 \x01(\x03R\x0eclockStepNanos\"<\n" +
+	"\x10SetClockResponse\x12(\n" +
+	"\x10clock_unix_nanos\x18\x01 \x01(\x03R\x0eclockUnixNanos\"\xf2\x01\n" +
 	"\x12StartWorkerRequest\x12\x16\n" +
 	"\x06prompt\x18\x01 \x01(\tR\x06prompt\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12\x14\n" +
@@ -1835,10 +1927,11 @@ const file_agent_proto_rawDesc = "" +
 	"\fKillResponse\x12\x16\n" +
 	"\x06killed\x18\x01 \x01(\x03R\x06killed\"\x11\n" +
 	"\x0fShutdownRequest\"\x12\n" +
-	"\x10ShutdownResponse2\xa1\a\n" +
+	"\x10ShutdownResponse2\xf8\a\n" +
 	"\x05Agent\x12I\n" +
 	"\x04Ping\x12\x1f.ephemeral.agent.v1.PingRequest\x1a .ephemeral.agent.v1.PingResponse\x12R\n" +
-	"\aPrepare\x12\".ephemeral.agent.v1.PrepareRequest\x1a#.ephemeral.agent.v1.PrepareResponse\x12X\n" +
+	"\aPrepare\x12\".ephemeral.agent.v1.PrepareRequest\x1a#.ephemeral.agent.v1.PrepareResponse\x12U\n" +
+	"\bSetClock\x12#.ephemeral.agent.v1.SetClockRequest\x1a$.ephemeral.agent.v1.SetClockResponse\x12X\n" +
 	"\vStartWorker\x12&.ephemeral.agent.v1.StartWorkerRequest\x1a\x1f.ephemeral.agent.v1.WorkerEvent0\x01\x12M\n" +
 	"\x04Exec\x12\x1f.ephemeral.agent.v1.ExecRequest\x1a .ephemeral.agent.v1.ExecResponse(\x010\x01\x12T\n" +
 	"\aPutFile\x12\".ephemeral.agent.v1.PutFileRequest\x1a#.ephemeral.agent.v1.PutFileResponse(\x01\x12T\n" +
@@ -1861,67 +1954,71 @@ func file_agent_proto_rawDescGZIP() []byte {
 	return file_agent_proto_rawDescData
 }
 
-var file_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
+var file_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
 var file_agent_proto_goTypes = []any{
 	(*PingRequest)(nil),        // 0: ephemeral.agent.v1.PingRequest
 	(*PingResponse)(nil),       // 1: ephemeral.agent.v1.PingResponse
 	(*PrepareRequest)(nil),     // 2: ephemeral.agent.v1.PrepareRequest
 	(*PrepareResponse)(nil),    // 3: ephemeral.agent.v1.PrepareResponse
-	(*StartWorkerRequest)(nil), // 4: ephemeral.agent.v1.StartWorkerRequest
-	(*WorkerEvent)(nil),        // 5: ephemeral.agent.v1.WorkerEvent
-	(*ShellEvent)(nil),         // 6: ephemeral.agent.v1.ShellEvent
-	(*Finished)(nil),           // 7: ephemeral.agent.v1.Finished
-	(*ExecRequest)(nil),        // 8: ephemeral.agent.v1.ExecRequest
-	(*ExecStart)(nil),          // 9: ephemeral.agent.v1.ExecStart
-	(*ExecResponse)(nil),       // 10: ephemeral.agent.v1.ExecResponse
-	(*Exit)(nil),               // 11: ephemeral.agent.v1.Exit
-	(*PutFileRequest)(nil),     // 12: ephemeral.agent.v1.PutFileRequest
-	(*PutFileResponse)(nil),    // 13: ephemeral.agent.v1.PutFileResponse
-	(*CollectRequest)(nil),     // 14: ephemeral.agent.v1.CollectRequest
-	(*CollectResponse)(nil),    // 15: ephemeral.agent.v1.CollectResponse
-	(*CollectEnd)(nil),         // 16: ephemeral.agent.v1.CollectEnd
-	(*GetFileRequest)(nil),     // 17: ephemeral.agent.v1.GetFileRequest
-	(*GetFileResponse)(nil),    // 18: ephemeral.agent.v1.GetFileResponse
-	(*OpenDoorRequest)(nil),    // 19: ephemeral.agent.v1.OpenDoorRequest
-	(*OpenDoorResponse)(nil),   // 20: ephemeral.agent.v1.OpenDoorResponse
-	(*ConcludeRequest)(nil),    // 21: ephemeral.agent.v1.ConcludeRequest
-	(*ConcludeResponse)(nil),   // 22: ephemeral.agent.v1.ConcludeResponse
-	(*KillRequest)(nil),        // 23: ephemeral.agent.v1.KillRequest
-	(*KillResponse)(nil),       // 24: ephemeral.agent.v1.KillResponse
-	(*ShutdownRequest)(nil),    // 25: ephemeral.agent.v1.ShutdownRequest
-	(*ShutdownResponse)(nil),   // 26: ephemeral.agent.v1.ShutdownResponse
+	(*SetClockRequest)(nil),    // 4: ephemeral.agent.v1.SetClockRequest
+	(*SetClockResponse)(nil),   // 5: ephemeral.agent.v1.SetClockResponse
+	(*StartWorkerRequest)(nil), // 6: ephemeral.agent.v1.StartWorkerRequest
+	(*WorkerEvent)(nil),        // 7: ephemeral.agent.v1.WorkerEvent
+	(*ShellEvent)(nil),         // 8: ephemeral.agent.v1.ShellEvent
+	(*Finished)(nil),           // 9: ephemeral.agent.v1.Finished
+	(*ExecRequest)(nil),        // 10: ephemeral.agent.v1.ExecRequest
+	(*ExecStart)(nil),          // 11: ephemeral.agent.v1.ExecStart
+	(*ExecResponse)(nil),       // 12: ephemeral.agent.v1.ExecResponse
+	(*Exit)(nil),               // 13: ephemeral.agent.v1.Exit
+	(*PutFileRequest)(nil),     // 14: ephemeral.agent.v1.PutFileRequest
+	(*PutFileResponse)(nil),    // 15: ephemeral.agent.v1.PutFileResponse
+	(*CollectRequest)(nil),     // 16: ephemeral.agent.v1.CollectRequest
+	(*CollectResponse)(nil),    // 17: ephemeral.agent.v1.CollectResponse
+	(*CollectEnd)(nil),         // 18: ephemeral.agent.v1.CollectEnd
+	(*GetFileRequest)(nil),     // 19: ephemeral.agent.v1.GetFileRequest
+	(*GetFileResponse)(nil),    // 20: ephemeral.agent.v1.GetFileResponse
+	(*OpenDoorRequest)(nil),    // 21: ephemeral.agent.v1.OpenDoorRequest
+	(*OpenDoorResponse)(nil),   // 22: ephemeral.agent.v1.OpenDoorResponse
+	(*ConcludeRequest)(nil),    // 23: ephemeral.agent.v1.ConcludeRequest
+	(*ConcludeResponse)(nil),   // 24: ephemeral.agent.v1.ConcludeResponse
+	(*KillRequest)(nil),        // 25: ephemeral.agent.v1.KillRequest
+	(*KillResponse)(nil),       // 26: ephemeral.agent.v1.KillResponse
+	(*ShutdownRequest)(nil),    // 27: ephemeral.agent.v1.ShutdownRequest
+	(*ShutdownResponse)(nil),   // 28: ephemeral.agent.v1.ShutdownResponse
 }
 var file_agent_proto_depIdxs = []int32{
-	6,  // 0: ephemeral.agent.v1.WorkerEvent.shell:type_name -> ephemeral.agent.v1.ShellEvent
-	7,  // 1: ephemeral.agent.v1.WorkerEvent.finished:type_name -> ephemeral.agent.v1.Finished
-	11, // 2: ephemeral.agent.v1.ShellEvent.exit:type_name -> ephemeral.agent.v1.Exit
-	9,  // 3: ephemeral.agent.v1.ExecRequest.start:type_name -> ephemeral.agent.v1.ExecStart
-	11, // 4: ephemeral.agent.v1.ExecResponse.exit:type_name -> ephemeral.agent.v1.Exit
-	16, // 5: ephemeral.agent.v1.CollectResponse.end:type_name -> ephemeral.agent.v1.CollectEnd
+	8,  // 0: ephemeral.agent.v1.WorkerEvent.shell:type_name -> ephemeral.agent.v1.ShellEvent
+	9,  // 1: ephemeral.agent.v1.WorkerEvent.finished:type_name -> ephemeral.agent.v1.Finished
+	13, // 2: ephemeral.agent.v1.ShellEvent.exit:type_name -> ephemeral.agent.v1.Exit
+	11, // 3: ephemeral.agent.v1.ExecRequest.start:type_name -> ephemeral.agent.v1.ExecStart
+	13, // 4: ephemeral.agent.v1.ExecResponse.exit:type_name -> ephemeral.agent.v1.Exit
+	18, // 5: ephemeral.agent.v1.CollectResponse.end:type_name -> ephemeral.agent.v1.CollectEnd
 	0,  // 6: ephemeral.agent.v1.Agent.Ping:input_type -> ephemeral.agent.v1.PingRequest
 	2,  // 7: ephemeral.agent.v1.Agent.Prepare:input_type -> ephemeral.agent.v1.PrepareRequest
-	4,  // 8: ephemeral.agent.v1.Agent.StartWorker:input_type -> ephemeral.agent.v1.StartWorkerRequest
-	8,  // 9: ephemeral.agent.v1.Agent.Exec:input_type -> ephemeral.agent.v1.ExecRequest
-	12, // 10: ephemeral.agent.v1.Agent.PutFile:input_type -> ephemeral.agent.v1.PutFileRequest
-	14, // 11: ephemeral.agent.v1.Agent.Collect:input_type -> ephemeral.agent.v1.CollectRequest
-	17, // 12: ephemeral.agent.v1.Agent.GetFile:input_type -> ephemeral.agent.v1.GetFileRequest
-	19, // 13: ephemeral.agent.v1.Agent.OpenDoor:input_type -> ephemeral.agent.v1.OpenDoorRequest
-	21, // 14: ephemeral.agent.v1.Agent.Conclude:input_type -> ephemeral.agent.v1.ConcludeRequest
-	23, // 15: ephemeral.agent.v1.Agent.Kill:input_type -> ephemeral.agent.v1.KillRequest
-	25, // 16: ephemeral.agent.v1.Agent.Shutdown:input_type -> ephemeral.agent.v1.ShutdownRequest
-	1,  // 17: ephemeral.agent.v1.Agent.Ping:output_type -> ephemeral.agent.v1.PingResponse
-	3,  // 18: ephemeral.agent.v1.Agent.Prepare:output_type -> ephemeral.agent.v1.PrepareResponse
-	5,  // 19: ephemeral.agent.v1.Agent.StartWorker:output_type -> ephemeral.agent.v1.WorkerEvent
-	10, // 20: ephemeral.agent.v1.Agent.Exec:output_type -> ephemeral.agent.v1.ExecResponse
-	13, // 21: ephemeral.agent.v1.Agent.PutFile:output_type -> ephemeral.agent.v1.PutFileResponse
-	15, // 22: ephemeral.agent.v1.Agent.Collect:output_type -> ephemeral.agent.v1.CollectResponse
-	18, // 23: ephemeral.agent.v1.Agent.GetFile:output_type -> ephemeral.agent.v1.GetFileResponse
-	20, // 24: ephemeral.agent.v1.Agent.OpenDoor:output_type -> ephemeral.agent.v1.OpenDoorResponse
-	22, // 25: ephemeral.agent.v1.Agent.Conclude:output_type -> ephemeral.agent.v1.ConcludeResponse
-	24, // 26: ephemeral.agent.v1.Agent.Kill:output_type -> ephemeral.agent.v1.KillResponse
-	26, // 27: ephemeral.agent.v1.Agent.Shutdown:output_type -> ephemeral.agent.v1.ShutdownResponse
-	17, // [17:28] is the sub-list for method output_type
-	6,  // [6:17] is the sub-list for method input_type
+	4,  // 8: ephemeral.agent.v1.Agent.SetClock:input_type -> ephemeral.agent.v1.SetClockRequest
+	6,  // 9: ephemeral.agent.v1.Agent.StartWorker:input_type -> ephemeral.agent.v1.StartWorkerRequest
+	10, // 10: ephemeral.agent.v1.Agent.Exec:input_type -> ephemeral.agent.v1.ExecRequest
+	14, // 11: ephemeral.agent.v1.Agent.PutFile:input_type -> ephemeral.agent.v1.PutFileRequest
+	16, // 12: ephemeral.agent.v1.Agent.Collect:input_type -> ephemeral.agent.v1.CollectRequest
+	19, // 13: ephemeral.agent.v1.Agent.GetFile:input_type -> ephemeral.agent.v1.GetFileRequest
+	21, // 14: ephemeral.agent.v1.Agent.OpenDoor:input_type -> ephemeral.agent.v1.OpenDoorRequest
+	23, // 15: ephemeral.agent.v1.Agent.Conclude:input_type -> ephemeral.agent.v1.ConcludeRequest
+	25, // 16: ephemeral.agent.v1.Agent.Kill:input_type -> ephemeral.agent.v1.KillRequest
+	27, // 17: ephemeral.agent.v1.Agent.Shutdown:input_type -> ephemeral.agent.v1.ShutdownRequest
+	1,  // 18: ephemeral.agent.v1.Agent.Ping:output_type -> ephemeral.agent.v1.PingResponse
+	3,  // 19: ephemeral.agent.v1.Agent.Prepare:output_type -> ephemeral.agent.v1.PrepareResponse
+	5,  // 20: ephemeral.agent.v1.Agent.SetClock:output_type -> ephemeral.agent.v1.SetClockResponse
+	7,  // 21: ephemeral.agent.v1.Agent.StartWorker:output_type -> ephemeral.agent.v1.WorkerEvent
+	12, // 22: ephemeral.agent.v1.Agent.Exec:output_type -> ephemeral.agent.v1.ExecResponse
+	15, // 23: ephemeral.agent.v1.Agent.PutFile:output_type -> ephemeral.agent.v1.PutFileResponse
+	17, // 24: ephemeral.agent.v1.Agent.Collect:output_type -> ephemeral.agent.v1.CollectResponse
+	20, // 25: ephemeral.agent.v1.Agent.GetFile:output_type -> ephemeral.agent.v1.GetFileResponse
+	22, // 26: ephemeral.agent.v1.Agent.OpenDoor:output_type -> ephemeral.agent.v1.OpenDoorResponse
+	24, // 27: ephemeral.agent.v1.Agent.Conclude:output_type -> ephemeral.agent.v1.ConcludeResponse
+	26, // 28: ephemeral.agent.v1.Agent.Kill:output_type -> ephemeral.agent.v1.KillResponse
+	28, // 29: ephemeral.agent.v1.Agent.Shutdown:output_type -> ephemeral.agent.v1.ShutdownResponse
+	18, // [18:30] is the sub-list for method output_type
+	6,  // [6:18] is the sub-list for method input_type
 	6,  // [6:6] is the sub-list for extension type_name
 	6,  // [6:6] is the sub-list for extension extendee
 	0,  // [0:6] is the sub-list for field type_name
@@ -1932,17 +2029,17 @@ func file_agent_proto_init() {
 	if File_agent_proto != nil {
 		return
 	}
-	file_agent_proto_msgTypes[5].OneofWrappers = []any{
+	file_agent_proto_msgTypes[7].OneofWrappers = []any{
 		(*WorkerEvent_Shell)(nil),
 		(*WorkerEvent_Finished)(nil),
 	}
-	file_agent_proto_msgTypes[8].OneofWrappers = []any{
+	file_agent_proto_msgTypes[10].OneofWrappers = []any{
 		(*ExecRequest_Start)(nil),
 		(*ExecRequest_Credit)(nil),
 		(*ExecRequest_Stdin)(nil),
 		(*ExecRequest_StdinEof)(nil),
 	}
-	file_agent_proto_msgTypes[10].OneofWrappers = []any{
+	file_agent_proto_msgTypes[12].OneofWrappers = []any{
 		(*ExecResponse_Stdout)(nil),
 		(*ExecResponse_Stderr)(nil),
 		(*ExecResponse_StdinCredit)(nil),
@@ -1954,7 +2051,7 @@ func file_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_agent_proto_rawDesc), len(file_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   27,
+			NumMessages:   29,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

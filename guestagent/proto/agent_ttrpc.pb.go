@@ -10,6 +10,7 @@ import (
 type AgentService interface {
 	Ping(context.Context, *PingRequest) (*PingResponse, error)
 	Prepare(context.Context, *PrepareRequest) (*PrepareResponse, error)
+	SetClock(context.Context, *SetClockRequest) (*SetClockResponse, error)
 	StartWorker(context.Context, *StartWorkerRequest, Agent_StartWorkerServer) error
 	Exec(context.Context, Agent_ExecServer) error
 	PutFile(context.Context, Agent_PutFileServer) (*PutFileResponse, error)
@@ -116,6 +117,13 @@ func RegisterAgentService(srv *ttrpc.Server, svc AgentService) {
 				}
 				return svc.Prepare(ctx, &req)
 			},
+			"SetClock": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req SetClockRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.SetClock(ctx, &req)
+			},
 			"OpenDoor": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
 				var req OpenDoorRequest
 				if err := unmarshal(&req); err != nil {
@@ -200,6 +208,7 @@ func RegisterAgentService(srv *ttrpc.Server, svc AgentService) {
 type AgentClient interface {
 	Ping(context.Context, *PingRequest) (*PingResponse, error)
 	Prepare(context.Context, *PrepareRequest) (*PrepareResponse, error)
+	SetClock(context.Context, *SetClockRequest) (*SetClockResponse, error)
 	StartWorker(context.Context, *StartWorkerRequest) (Agent_StartWorkerClient, error)
 	Exec(context.Context) (Agent_ExecClient, error)
 	PutFile(context.Context) (Agent_PutFileClient, error)
@@ -232,6 +241,14 @@ func (c *agentClient) Ping(ctx context.Context, req *PingRequest) (*PingResponse
 func (c *agentClient) Prepare(ctx context.Context, req *PrepareRequest) (*PrepareResponse, error) {
 	var resp PrepareResponse
 	if err := c.client.Call(ctx, "ephemeral.agent.v1.Agent", "Prepare", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *agentClient) SetClock(ctx context.Context, req *SetClockRequest) (*SetClockResponse, error) {
+	var resp SetClockResponse
+	if err := c.client.Call(ctx, "ephemeral.agent.v1.Agent", "SetClock", req, &resp); err != nil {
 		return nil, err
 	}
 	return &resp, nil

@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net"
 	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -126,8 +125,7 @@ func (s *Server) Ping(context.Context, *proto.PingRequest) (*proto.PingResponse,
 	return &proto.PingResponse{Version: s.Version, ClockUnixNanos: time.Now().UnixNano()}, nil
 }
 
-// Prepare makes the machine differ from its siblings, once. A rehearsal does the same, and does not count: the machine is
-// as unprepared as before.
+// Prepare makes the machine differ from its siblings, once.
 func (s *Server) Prepare(_ context.Context, r *proto.PrepareRequest) (*proto.PrepareResponse, error) {
 	identity := prepare.Identity{
 		Clock: time.Unix(0, r.ClockUnixNanos), Step: time.Duration(r.ClockStepNanos), Entropy: r.Entropy,
@@ -141,7 +139,7 @@ func (s *Server) Prepare(_ context.Context, r *proto.PrepareRequest) (*proto.Pre
 	if s.preparing {
 		return nil, status.Error(codes.FailedPrecondition, "prepared already")
 	}
-	s.preparing = !r.Rehearsal
+	s.preparing = true
 	account := s.Accounts[workerName]
 	scratch, reseeded, err := prepare.Prepare(s.System, identity, s.TempDir, int(account.UID), int(account.GID))
 	if err != nil && !reseeded {
@@ -152,17 +150,26 @@ func (s *Server) Prepare(_ context.Context, r *proto.PrepareRequest) (*proto.Pre
 		return nil, status.Error(codes.Internal, err.Error())
 	}
 	dir, err := files.Open(scratch, int(account.UID), int(account.GID))
-	if err == nil && r.Rehearsal {
-		err = errors.Join(dir.Close(), os.RemoveAll(filepath.Dir(scratch)))
+	if err != nil {
+		return nil, status.Error(codes.Internal, err.Error())
+	}
+	s.dir, s.scratch = dir, scratch
+	return &proto.PrepareResponse{Reseeded: true, Scratch: scratch, ClockUnixNanos: time.Now().UnixNano()}, nil
+}
+
+// SetClock sets the clock of a prepared machine.
+func (s *Server) SetClock(_ context.Context, r *proto.SetClockRequest) (*proto.SetClockResponse, error) {
+	if _, _, err := s.ready(); err != nil {
+		return nil, err
+	}
+	err := prepare.SetClock(s.System, time.Unix(0, r.ClockUnixNanos), time.Duration(r.ClockStepNanos))
+	if errors.Is(err, prepare.ErrClock) {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
 	if err != nil {
 		return nil, status.Error(codes.Internal, err.Error())
 	}
-	if r.Rehearsal {
-		return &proto.PrepareResponse{Reseeded: true, ClockUnixNanos: time.Now().UnixNano()}, nil
-	}
-	s.dir, s.scratch = dir, scratch
-	return &proto.PrepareResponse{Reseeded: true, Scratch: scratch, ClockUnixNanos: time.Now().UnixNano()}, nil
+	return &proto.SetClockResponse{ClockUnixNanos: time.Now().UnixNano()}, nil
 }
 
 // ready returns the scratch directory once the machine is prepared.

@@ -46,11 +46,20 @@ func TestMain(m *testing.M) {
 type fakeSystem struct {
 	mu     sync.Mutex
 	step   time.Duration
+	clock  time.Time
 	reseed error
 	names  [2]string
 }
 
-func (*fakeSystem) SetClock(time.Time) error { return errors.New("a step was measured") }
+func (f *fakeSystem) SetClock(to time.Time) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.names == [2]string{} {
+		return errors.New("of Prepare a step was measured")
+	}
+	f.clock = to
+	return nil
+}
 func (f *fakeSystem) StepClock(by time.Duration) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -217,35 +226,21 @@ func TestPrepareOnce(t *testing.T) {
 	}
 }
 
-func TestRehearsalLeavesAMachineUnprepared(t *testing.T) {
+func TestSetClock(t *testing.T) {
 	m := newMachine(t)
+	if _, err := m.SetClock(ctx(t)); !errors.Is(err, ErrNotPrepared) {
+		t.Errorf("of an unprepared machine: %v", err)
+	}
+	m, _ = prepared(t)
 	for range 2 {
-		if err := m.rehearse(ctx(t)); err != nil {
-			t.Fatal(err)
+		before := time.Now()
+		ahead, err := m.SetClock(ctx(t))
+		if err != nil || ahead.Abs() > MaxClockError {
+			t.Errorf("%v ahead, %v", ahead, err)
 		}
-	}
-	if m.system.names == [2]string{} {
-		t.Error("nothing was rehearsed")
-	}
-	if _, err := m.Exec(ctx(t), Command{Args: []string{"true"}}, nil, nil); err == nil {
-		t.Error("the agent works after a rehearsal only")
-	}
-	p, err := m.Prepare(ctx(t), identity)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll(filepath.Dir(p.Scratch))
-	if m.system.names != [2]string{identity.Hostname, identity.MachineID} {
-		t.Errorf("names after all: %v", m.system.names)
-	}
-	if err := m.rehearse(ctx(t)); err == nil {
-		t.Error("rehearsed in a prepared machine")
-	}
-
-	m = newMachine(t)
-	m.system.reseed = errors.New("ENODATA")
-	if err := m.rehearse(ctx(t)); !errors.Is(err, ErrNotPrepared) {
-		t.Errorf("rehearsed without a reseed: %v", err)
+		if set := m.system.clock; set.Before(before) || set.After(time.Now()) {
+			t.Errorf("set to %v", set)
+		}
 	}
 }
 

@@ -20,6 +20,8 @@ import (
 type liar struct {
 	clock    time.Duration // ahead of the host's
 	drift    time.Duration // added after Prepare
+	slow     time.Duration // how late it sets its clock, at first
+	set      int           // how often its clock was set
 	prepare  *proto.PrepareResponse
 	exec     func(proto.Agent_ExecServer) error
 	worker   func(proto.Agent_StartWorkerServer) error
@@ -45,6 +47,17 @@ func (l *liar) Prepare(_ context.Context, r *proto.PrepareRequest) (*proto.Prepa
 	l.clock += time.Duration(r.ClockStepNanos)
 	response := &proto.PrepareResponse{Reseeded: l.prepare.Reseeded, Scratch: l.prepare.Scratch, ClockUnixNanos: l.now()}
 	return response, nil
+}
+
+func (l *liar) SetClock(_ context.Context, r *proto.SetClockRequest) (*proto.SetClockResponse, error) {
+	time.Sleep(l.slow)
+	l.slow = 0
+	if l.set++; r.ClockStepNanos != 0 {
+		l.clock += time.Duration(r.ClockStepNanos)
+	} else {
+		l.clock = time.Until(time.Unix(0, r.ClockUnixNanos))
+	}
+	return &proto.SetClockResponse{ClockUnixNanos: l.now()}, nil
 }
 
 func (l *liar) StartWorker(_ context.Context, _ *proto.StartWorkerRequest, s proto.Agent_StartWorkerServer) error {
@@ -115,6 +128,30 @@ func TestLyingPrepare(t *testing.T) {
 			lie(l)
 			if _, err := believe(t, l).Prepare(ctx(t), identity); !errors.Is(err, ErrNotPrepared) {
 				t.Errorf("got %v", err)
+			}
+		})
+	}
+}
+
+func TestLyingSetClock(t *testing.T) {
+	for name, c := range map[string]struct {
+		liar liar
+		set  int
+		err  error
+	}{
+		"honest": {liar{clock: -time.Hour}, 1, nil},
+		"slow":   {liar{clock: -time.Hour, slow: 150 * time.Millisecond}, 2, nil},
+		"ahead":  {liar{prepared: true, drift: 60 * time.Millisecond}, 2, ErrNotPrepared},
+		"behind": {liar{prepared: true, drift: -60 * time.Millisecond}, 2, ErrNotPrepared},
+		"absurd": {liar{prepared: true, drift: 1 << 62}, 2, ErrNotPrepared},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ahead, err := believe(t, &c.liar).SetClock(ctx(t))
+			if !errors.Is(err, c.err) || err == nil && ahead.Abs() > MaxClockError {
+				t.Errorf("%v ahead, %v, want %v", ahead, err, c.err)
+			}
+			if c.liar.set != c.set && !(name == "honest" && c.liar.set == 2) { // a busy host measures too
+				t.Errorf("set %d times, want %d", c.liar.set, c.set)
 			}
 		})
 	}

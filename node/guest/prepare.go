@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
-	"strings"
 	"time"
 
 	"github.com/ephemeral-run/ephemeral/guestagent/proto"
@@ -87,28 +86,45 @@ func (c *Client) Prepare(ctx context.Context, id Identity) (Prepared, error) {
 	return prepared, err
 }
 
-// rehearse has the agent do all that Prepare does, and remain unprepared. What is done for the first time costs an
-// emulated machine tens of milliseconds, which are better spent before it is claimed.
-func (c *Client) rehearse(ctx context.Context) error {
-	return c.do(ctx, "rehearse", func(k *call) error {
-		before, err := k.sampleClock(ctx)
+// SetClock sets the clock of a prepared machine that was paused, and says how far it is ahead of the host's, as measured.
+// It is right to MaxClockError, or the error is ErrNotPrepared and the machine must not be used, as one that never was
+// prepared: its agent refuses.
+func (c *Client) SetClock(ctx context.Context) (ahead time.Duration, err error) {
+	err = c.do(ctx, "set clock", func(k *call) error {
+		// A machine that answers at once is set at once. For one that does not, how far it is off is measured first.
+		s, err := k.setClock(ctx, 0)
+		if err == nil && s.ahead.Abs()+s.roundTrip/2 > MaxClockError {
+			if s, err = k.sampleClock(ctx); err == nil {
+				s, err = k.setClock(ctx, step(s))
+			}
+			if err == nil && s.roundTrip > goodRoundTrip {
+				s, err = k.sampleClock(ctx)
+			}
+		}
 		if err != nil {
 			return err
 		}
-		request := &proto.PrepareRequest{
-			ClockStepNanos: step(before), ClockUnixNanos: time.Now().UnixNano(), Entropy: make([]byte, entropySize), Rehearsal: true,
-			Hostname: "rehearsal", MachineId: strings.Repeat("0", 32), Mac: "02:00:00:00:00:01", Address: "10.255.255.254/32",
+		if s.ahead.Abs() > MaxClockError {
+			return fmt.Errorf("%w: clock is %v ahead of the host's", ErrNotPrepared, s.ahead)
 		}
-		if _, err := rand.Read(request.Entropy); err != nil {
-			return &callerError{fmt.Errorf("draw entropy: %w", err)}
-		}
-		k.guard.unary()
-		response, err := k.agent.Prepare(ctx, request)
-		if err == nil && !response.Reseeded {
-			err = fmt.Errorf("%w: randomness not reseeded", ErrNotPrepared)
-		}
-		return err
+		ahead = s.ahead
+		return nil
 	})
+	if refused := new(RefusedError); errors.As(err, &refused) {
+		err = fmt.Errorf("%w: %w", ErrNotPrepared, err)
+	}
+	return ahead, err
+}
+
+// setClock moves the guest's clock by the step, or sets it to the host's where that is 0.
+func (k *call) setClock(ctx context.Context, step int64) (sample, error) {
+	sent := time.Now()
+	k.guard.unary()
+	response, err := k.agent.SetClock(ctx, &proto.SetClockRequest{ClockUnixNanos: sent.UnixNano(), ClockStepNanos: step})
+	if err != nil {
+		return sample{}, err
+	}
+	return newSample(sent, time.Now(), response.ClockUnixNanos), nil
 }
 
 // sample is one look at the guest's clock.

@@ -23,16 +23,28 @@ func Probe(ctx context.Context, m vmm.Machine) error {
 	return nil
 }
 
-// Rehearse has the agent do all that Prepare does, and remain unprepared: it brings in the memory and the code that
-// Prepare needs. Prepare itself must not be called meanwhile: both move the clock.
-func Rehearse(ctx context.Context, m vmm.Machine) error { return Connect(m.Dial).rehearse(ctx) }
+// PrepareClone prepares a clone with an identity of its own, before anybody claims it: all that is left then is its clock.
+// That is set here too, so that the memory and the code that it needs are there.
+func PrepareClone(ctx context.Context, m vmm.Machine) error {
+	id, err := newIdentity(m.ID())
+	if err != nil {
+		return err
+	}
+	client := Connect(m.Dial)
+	if _, err := client.Prepare(ctx, id); err != nil {
+		return err
+	}
+	_, err = client.SetClock(ctx)
+	return err
+}
 
-// Exercise is Probe and Rehearse, for a machine that has rested for long.
+// Exercise is Probe, and sets the clock: for a machine that has rested for long.
 func Exercise(ctx context.Context, m vmm.Machine) error {
 	if err := Probe(ctx, m); err != nil {
 		return err
 	}
-	return Rehearse(ctx, m)
+	_, err := Connect(m.Dial).SetClock(ctx)
+	return err
 }
 
 // warmers are the programs that runs use most. Having been run once, they are in the template's page cache.

@@ -54,7 +54,7 @@ func kvmMachines(ctx context.Context, o options, data string) (rows []row, err e
 		return nil, err
 	}
 	var first answered
-	parts, err := provision.New(ctx, s.Provision, driver, provision.Agent{Probe: first.probe, Warm: guest.Warm, Rehearse: guest.Rehearse})
+	parts, err := provision.New(ctx, s.Provision, driver, provision.Agent{Probe: first.probe, Warm: guest.Warm, Prepare: guest.PrepareClone})
 	if err != nil {
 		return nil, err
 	}

@@ -53,7 +53,7 @@ func machines(ctx context.Context, o options, data string) (rows []row, err erro
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, driver.Close()) }()
-	parts, err := provision.New(ctx, s.Provision, driver, provision.Agent{Probe: guest.Probe, Warm: guest.Warm, Rehearse: guest.Rehearse})
+	parts, err := provision.New(ctx, s.Provision, driver, provision.Agent{Probe: guest.Probe, Warm: guest.Warm, Prepare: guest.PrepareClone})
 	if err != nil {
 		return nil, err
 	}
@@ -116,7 +116,7 @@ func machines(ctx context.Context, o options, data string) (rows []row, err erro
 }
 
 // restoreAndRefill measures in turns a bare restore and a machine made for the pool, each from nothing to a command that
-// the agent has run: ready means the same for both. rests is from nothing until ours has rehearsed and is at rest, during
+// the agent has run: ready means the same for both. rests is from nothing until ours is prepared and at rest, during
 // which it can be claimed.
 func restoreAndRefill(ctx context.Context, o options, bare vmmtest.Bare, t vmm.Template, parts *provision.Provisioner) (restores, refills, rests []time.Duration, err error) {
 	first, err := parts.Create(ctx, t) // after which there is a spare, as in a pool that refills

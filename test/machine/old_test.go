@@ -180,7 +180,7 @@ func late(by time.Duration) func(t *testing.T, all []sibling) {
 	}
 }
 
-// probe runs a command and nothing else. A node's own probe rehearses Prepare, so that clones would differ before it.
+// probe runs a command and nothing else.
 func probe(ctx context.Context, m vmm.Machine) error {
 	_, err := (&machine{guest: guest.Connect(m.Dial)}).ask(ctx, warming("worker", "/bin/true"))
 	return err

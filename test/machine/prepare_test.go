@@ -2,6 +2,8 @@ package machine
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"sync/atomic"
@@ -10,15 +12,17 @@ import (
 
 	"github.com/ephemeral-run/ephemeral/broker"
 	"github.com/ephemeral-run/ephemeral/node"
+	"github.com/ephemeral-run/ephemeral/node/guest"
 	"github.com/ephemeral-run/ephemeral/run"
 	"github.com/ephemeral-run/ephemeral/run/redisserver"
 	"github.com/ephemeral-run/ephemeral/vmm/provision"
 )
 
-// spoiled is a pool of machines to which something happened before they were claimed.
+// spoiled is a pool of machines to which something happened before they were prepared. It gives them away nevertheless.
 type spoiled struct {
 	h        *host
 	how      string // a command of root
+	prepared bool   // whether that lets the machine be prepared
 	machine  *provision.Machine
 	settled  atomic.Bool
 	released atomic.Bool
@@ -30,8 +34,13 @@ func (p *spoiled) Claim(ctx context.Context, _ string) (*provision.Machine, erro
 		return nil, err
 	}
 	p.machine = m.Machine
-	_, err = m.ask(ctx, warming("root", "sh", "-c", p.how))
-	return m.Machine, err
+	if _, err = m.ask(ctx, warming("root", "sh", "-c", p.how)); err != nil {
+		return m.Machine, err
+	}
+	if err := guest.PrepareClone(ctx, m.Machine); p.prepared != (err == nil) || err != nil && !errors.Is(err, guest.ErrNotPrepared) {
+		return m.Machine, fmt.Errorf("prepared: %w", err)
+	}
+	return m.Machine, nil
 }
 
 func (p *spoiled) Settled(*provision.Machine)  { p.settled.Store(true) }
@@ -102,7 +111,7 @@ func TestUnpreparedMachineIsNotUsed(t *testing.T) {
 			if err != nil || lease == nil {
 				t.Fatalf("take: %v, %v", lease, err)
 			}
-			pool := &spoiled{h: h, how: c.how}
+			pool := &spoiled{h: h, how: c.how, prepared: c.state == run.Succeeded}
 			runner := &node.Runner{
 				Store: store, Broker: b, Pool: pool, Isolation: string(h.driver.Isolation()), Lease: store.LeaseTime(),
 				Log: slog.New(slog.NewTextHandler(t.Output(), nil)),

@@ -18,8 +18,8 @@ const (
 	StepResume = "resume" // the guest runs
 	StepProbe  = "probe"  // the guest's agent has run a command, which also brings in the memory that any needs
 	StepRest   = "rest"   // the machine is paused, or left running
-	// StepRehearse is no step to a ready machine. It comes after them, before the rest, where the agent has a rehearsal.
-	StepRehearse = "rehearse"
+	// StepPrepare is no step to a ready machine. It comes after them, before the rest: the machine becomes an individual.
+	StepPrepare = "prepare"
 )
 
 // createSteps is how a machine is created.
@@ -45,7 +45,7 @@ type creation struct {
 }
 
 // Create makes a machine of a template and returns it when it has proved to work and rests, or is about to; see
-// Agent.Rehearse. When it fails nothing is left.
+// Agent.Prepare. When it fails nothing is left.
 // An error that is vmm.ErrTemplate makes the next call of Template build a new one. Where a spare of the template is in hand
 // it starts at the load, and afterwards another one is launched.
 func (p *Provisioner) Create(ctx context.Context, t vmm.Template) (*Machine, error) {
@@ -65,7 +65,7 @@ func (p *Provisioner) create(ctx context.Context, t vmm.Template, told Observer)
 	}
 	steps := make([]Step, 0, len(createSteps))
 	for _, step := range createSteps {
-		if step.name == StepRest && p.agent.Rehearse != nil {
+		if step.name == StepRest && p.agent.Prepare != nil {
 			break // it rests after that
 		}
 		if err := step.do(c, ctx); err != nil {
@@ -84,9 +84,9 @@ func (p *Provisioner) create(ctx context.Context, t vmm.Template, told Observer)
 		last = now
 	}
 	m := &Machine{Machine: c.machine, image: t.Image.Digest, tap: c.tap, rest: p.rest, steps: steps, madeAt: last}
-	if p.agent.Rehearse != nil {
-		m.rehearsal = p.rehearse(c.machine, told)
-		c.cleanup.push("rehearsal", m.rehearsal.stop)
+	if p.agent.Prepare != nil {
+		m.preparation = p.prepare(c.machine, told)
+		c.cleanup.push("preparation", m.preparation.stop)
 	}
 	p.own(m, &c.cleanup, told)
 	told.Created(steps)

@@ -26,7 +26,7 @@ type Machine struct {
 	madeAt time.Time
 	close  func() error
 
-	rehearsal *rehearsal // nil: it has none, and rests since it was made
+	preparation *preparation // nil: it has none, and rests since it was made
 }
 
 // Steps says how long each step of its creation took, in order. Together they are the whole time.
@@ -41,9 +41,9 @@ func (m *Machine) MadeAt() time.Time { return m.madeAt }
 // Wake makes a machine that rests paused run, or ends what goes on before its rest. It does nothing to one that rests running.
 func (m *Machine) Wake(ctx context.Context) error {
 	paused := m.rest == RestPaused
-	if m.rehearsal != nil {
+	if m.preparation != nil {
 		var err error
-		if paused, err = m.rehearsal.claim(ctx); err != nil {
+		if paused, err = m.preparation.claim(ctx); err != nil {
 			return fmt.Errorf("wake machine %s: %w", m.ID(), err)
 		}
 	}
@@ -55,17 +55,17 @@ func (m *Machine) Wake(ctx context.Context) error {
 
 // Rested returns when the machine rests: at once, but for one that was made a moment ago.
 func (m *Machine) Rested(ctx context.Context) error {
-	if m.rehearsal == nil {
+	if m.preparation == nil {
 		return nil
 	}
 	select {
-	case <-m.rehearsal.done:
+	case <-m.preparation.done:
 	case <-ctx.Done():
 		return fmt.Errorf("wait for machine %s to rest: %w", m.ID(), context.Cause(ctx))
 	}
-	m.rehearsal.mu.Lock()
-	defer m.rehearsal.mu.Unlock()
-	return m.rehearsal.err
+	m.preparation.mu.Lock()
+	defer m.preparation.mu.Unlock()
+	return m.preparation.err
 }
 
 // Egress counts the frames and bytes that the guest tried to send. None got anywhere. It keeps the last numbers after

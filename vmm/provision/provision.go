@@ -18,9 +18,9 @@ var ErrClosed = errors.New("provisioner closed")
 type Agent struct {
 	Probe func(context.Context, vmm.Machine) error // one real command, answered: the machine works
 	Warm  func(context.Context, vmm.Machine) error // runs what a template is to have in memory already
-	// Rehearse does what the user of a machine does first, so that it is faster then. It is no part of being ready: it goes
-	// on beside a ready machine, and one that is claimed meanwhile is its user's when it is done. nil: nothing.
-	Rehearse func(context.Context, vmm.Machine) error
+	// Prepare makes a clone differ from its siblings. It goes on beside a machine that is ready, and one that is claimed
+	// meanwhile is its user's when it is done. nil: whoever claims a machine prepares it.
+	Prepare func(context.Context, vmm.Machine) error
 }
 
 // Provisioner makes machines on one host with one driver. Its methods are safe for concurrent use.

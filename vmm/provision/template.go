@@ -192,12 +192,6 @@ func (p *Provisioner) snapshot(ctx context.Context, dir string, image images.Ima
 		do            func() error
 	}{
 		{"wait for the agent", "waiting for the agent", func() error { return p.agent.Probe(ctx, m) }},
-		{"rehearse", "", func() error {
-			if p.agent.Rehearse == nil {
-				return nil
-			}
-			return p.agent.Rehearse(ctx, m)
-		}},
 		{"warm", "warming the interpreters", func() error { return p.agent.Warm(ctx, m) }},
 		{"disconnect", "", m.Disconnect}, // none may be open in a template
 		{"pause", "", func() error { return m.Pause(ctx) }},

@@ -12,14 +12,14 @@ import (
 	"github.com/ephemeral-run/ephemeral/vmm"
 )
 
-// rehearsing is a provisioner whose agent has a rehearsal, with a template.
-func rehearsing(t *testing.T, s *stage, rest Rest) (*Provisioner, vmm.Template) {
+// preparing is a provisioner whose agent prepares, with a template.
+func preparing(t *testing.T, s *stage, rest Rest) (*Provisioner, vmm.Template) {
 	t.Helper()
 	p, tmpl := made(t, s)
 	c := p.config
 	c.Rest = rest
 	agent := s.agent()
-	agent.Rehearse = func(ctx context.Context, _ vmm.Machine) error { return s.do(ctx, "rehearse") }
+	agent.Prepare = func(ctx context.Context, _ vmm.Machine) error { return s.do(ctx, "prepare") }
 	p, err := prepare(c, s, agent)
 	if err != nil {
 		t.Fatal(err)
@@ -32,10 +32,10 @@ var toReady = []string{"make jail", "make tap", "launch", "restore", "resume", "
 
 var undone = []string{"close machine", "close tap", "close jail"}
 
-func TestRehearsesBesideAReadyMachine(t *testing.T) {
-	for rest, want := range map[Rest][]string{RestPaused: {"rehearse", "pause", "resume"}, RestRunning: {"rehearse"}} {
+func TestPreparesBesideAReadyMachine(t *testing.T) {
+	for rest, want := range map[Rest][]string{RestPaused: {"prepare", "pause", "resume"}, RestRunning: {"prepare"}} {
 		s := newStage()
-		p, tmpl := rehearsing(t, s, rest)
+		p, tmpl := preparing(t, s, rest)
 		m, err := p.Create(t.Context(), tmpl)
 		if err != nil {
 			t.Fatal(err)
@@ -57,18 +57,18 @@ func TestRehearsesBesideAReadyMachine(t *testing.T) {
 	}
 }
 
-// A claim in the middle of a rehearsal waits for its end, since both would move the clock, and finds the machine running.
-func TestClaimInTheMiddleOfARehearsal(t *testing.T) {
+// A claim in the middle of a preparation waits for its end, and finds the machine running.
+func TestClaimInTheMiddleOfAPreparation(t *testing.T) {
 	for _, rest := range []Rest{RestPaused, RestRunning} {
 		s := newStage()
 		begun, goOn := make(chan struct{}), make(chan struct{})
 		s.before = func(what string) {
-			if what == "rehearse" {
+			if what == "prepare" {
 				close(begun)
 				<-goOn
 			}
 		}
-		p, tmpl := rehearsing(t, s, rest)
+		p, tmpl := preparing(t, s, rest)
 		m, err := p.Create(t.Context(), tmpl)
 		if err != nil {
 			t.Fatal(err)
@@ -78,20 +78,20 @@ func TestClaimInTheMiddleOfARehearsal(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		cancel(gone)
 		if err := m.Wake(ctx); !errors.Is(err, gone) {
-			t.Errorf("waking in a rehearsal, with no time: %v", err)
+			t.Errorf("waking in a preparation, with no time: %v", err)
 		}
 		woken := make(chan error, 1)
 		go func() { woken <- m.Wake(t.Context()) }()
 		select {
 		case err := <-woken:
-			t.Fatalf("woken in the middle of the rehearsal: %v", err)
+			t.Fatalf("woken in the middle of the preparation: %v", err)
 		case <-time.After(10 * time.Millisecond):
 		}
 		close(goOn)
 		if err := errors.Join(<-woken, m.Close()); err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(slices.Concat(toReady, []string{"rehearse"}, undone), s.events()); diff != "" {
+		if diff := cmp.Diff(slices.Concat(toReady, []string{"prepare"}, undone), s.events()); diff != "" {
 			t.Errorf("%s: what happened (-want +got):\n%s", rest, diff)
 		}
 		s.empty(t, p)
@@ -106,11 +106,11 @@ func (failures) Rested([]Step)                    {}
 func (f failures) CreateFailed(_ string, e error) { f <- e }
 func (failures) Closed(time.Duration, error)      {}
 
-func TestRehearsalThatFailsEndsTheMachine(t *testing.T) {
+func TestPreparationThatFailsEndsTheMachine(t *testing.T) {
 	broken := errors.New("broken")
-	for _, what := range []string{"rehearse", "pause"} {
+	for _, what := range []string{"prepare", "pause"} {
 		s := newStage()
-		p, tmpl := rehearsing(t, s, RestPaused)
+		p, tmpl := preparing(t, s, RestPaused)
 		s.fail[what] = broken
 		seen := make(failures, 1)
 		p.Observe(seen)
@@ -119,7 +119,7 @@ func TestRehearsalThatFailsEndsTheMachine(t *testing.T) {
 			t.Fatal(err)
 		}
 		<-m.Done()
-		if got := FailureReason(<-seen); got != map[string]string{"rehearse": StepRehearse, "pause": StepRest}[what] {
+		if got := FailureReason(<-seen); got != map[string]string{"prepare": StepPrepare, "pause": StepRest}[what] {
 			t.Errorf("the reason told is %q", got)
 		}
 		if err := m.Rested(t.Context()); !errors.Is(err, broken) {
@@ -135,11 +135,11 @@ func TestRehearsalThatFailsEndsTheMachine(t *testing.T) {
 	}
 }
 
-func TestCloseEndsARehearsal(t *testing.T) {
+func TestCloseEndsAPreparation(t *testing.T) {
 	for _, closing := range []string{"machine", "provisioner"} {
 		s := newStage()
-		p, tmpl := rehearsing(t, s, RestPaused)
-		s.hang["rehearse"] = true
+		p, tmpl := preparing(t, s, RestPaused)
+		s.hang["prepare"] = true
 		m, err := p.Create(t.Context(), tmpl)
 		if err != nil {
 			t.Fatal(err)

@@ -9,12 +9,12 @@ import (
 	"github.com/ephemeral-run/ephemeral/vmm"
 )
 
-// rehearseLimit bounds a rehearsal and the rest after it. On a busy host it is longer; see vmm.Patience.
-const rehearseLimit = 30 * time.Second
+// prepareLimit bounds a preparation and the rest after it. On a busy host it is longer; see vmm.Patience.
+const prepareLimit = 30 * time.Second
 
-// rehearsal is what goes on beside a machine that is ready: it does what its user will do first, so that the user finds
-// that done once already, and comes to rest.
-type rehearsal struct {
+// preparation is what goes on beside a machine that is ready: it becomes an individual, so that its user finds that done,
+// and comes to rest.
+type preparation struct {
 	end  context.CancelFunc
 	done chan struct{} // closed when nothing goes on any more
 
@@ -24,20 +24,20 @@ type rehearsal struct {
 	err     error
 }
 
-// rehearse starts the rehearsal of a machine, which is ready and may be claimed meanwhile. A machine that fails it ends.
-func (p *Provisioner) rehearse(m vmm.Machine, told Observer) *rehearsal {
-	limit := time.Duration(vmm.Patience() * float64(rehearseLimit))
+// prepare starts the preparation of a machine, which is ready and may be claimed meanwhile. A machine that fails it ends.
+func (p *Provisioner) prepare(m vmm.Machine, told Observer) *preparation {
+	limit := time.Duration(vmm.Patience() * float64(prepareLimit))
 	ctx, end := context.WithTimeout(context.Background(), limit)
-	r := &rehearsal{end: end, done: make(chan struct{})}
+	r := &preparation{end: end, done: make(chan struct{})}
 	go func() {
 		defer close(r.done)
 		defer end()
 		began := time.Now()
-		if err := p.agent.Rehearse(ctx, m); err != nil {
-			r.fail(ctx, m, StepRehearse, err, told)
+		if err := p.agent.Prepare(ctx, m); err != nil {
+			r.fail(ctx, m, StepPrepare, err, told)
 			return
 		}
-		steps := []Step{{StepRehearse, time.Since(began)}}
+		steps := []Step{{StepPrepare, time.Since(began)}}
 		if p.rest == RestPaused {
 			began = time.Now()
 			if err := r.pause(ctx, m); err != nil {
@@ -52,7 +52,7 @@ func (p *Provisioner) rehearse(m vmm.Machine, told Observer) *rehearsal {
 }
 
 // pause pauses the machine, unless it is claimed already.
-func (r *rehearsal) pause(ctx context.Context, m vmm.Machine) error {
+func (r *preparation) pause(ctx context.Context, m vmm.Machine) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.claimed {
@@ -64,7 +64,7 @@ func (r *rehearsal) pause(ctx context.Context, m vmm.Machine) error {
 }
 
 // fail ends the machine, which tells whoever keeps it that it is of no use. Why is told, unless the machine was closed anyway.
-func (r *rehearsal) fail(ctx context.Context, m vmm.Machine, step string, err error, told Observer) {
+func (r *preparation) fail(ctx context.Context, m vmm.Machine, step string, err error, told Observer) {
 	failed := &CreateError{ID: m.ID(), Step: step, Err: err}
 	if !errors.Is(ctx.Err(), context.Canceled) {
 		told.CreateFailed(step, failed)
@@ -77,7 +77,7 @@ func (r *rehearsal) fail(ctx context.Context, m vmm.Machine, step string, err er
 
 // claim ends the rest: it waits for what goes on, since a guest does one thing at a time, and tells whether the machine is
 // paused.
-func (r *rehearsal) claim(ctx context.Context) (paused bool, err error) {
+func (r *preparation) claim(ctx context.Context) (paused bool, err error) {
 	r.mu.Lock()
 	r.claimed = true
 	r.mu.Unlock()
@@ -91,8 +91,8 @@ func (r *rehearsal) claim(ctx context.Context) (paused bool, err error) {
 	return r.resting, r.err
 }
 
-// stop ends the rehearsal and waits for its end.
-func (r *rehearsal) stop() error {
+// stop ends the preparation and waits for its end.
+func (r *preparation) stop() error {
 	r.end()
 	<-r.done
 	return nil
