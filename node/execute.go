@@ -202,6 +202,9 @@ func (x *execution) prepare(ctx context.Context) error {
 	if _, err := x.guest.SetClock(ctx); err != nil {
 		return err
 	}
+	if err := x.machine.Settled(); err != nil {
+		return err
+	}
 	x.Pool.Settled(x.machine)
 	x.ready = x.line.now()
 	if err := x.recordStart(ctx); err != nil {

@@ -70,6 +70,22 @@ func (c *Cell) make(o Options) (err error) {
 // belongs to it with mode 0600 or 0700 is the machine's alone.
 func (c *Cell) UID() int { return c.uid }
 
+// urgentWeight is the most that a cgroup can weigh.
+const urgentWeight = 10000
+
+// SetUrgent gives the cell's programs the CPU before those of other cells, or takes that back. It must be taken back before
+// anything untrusted runs.
+func (c *Cell) SetUrgent(urgent bool) error {
+	weight := uint64(c.jail.config.CPUWeight)
+	if urgent {
+		weight = urgentWeight
+	}
+	if err := c.cgroup.weigh(weight); err != nil {
+		return fmt.Errorf("set the CPU weight of machine %s: %w", c.id, err)
+	}
+	return nil
+}
+
 // Close kills every program of the cell, waits until they have ended, removes the cgroup and gives the user id back. A user
 // id whose processes do not end is not given back. It is idempotent.
 func (c *Cell) Close() error { return c.close() }

@@ -46,6 +46,8 @@ type group interface {
 	pids() ([]int, error)
 	// kill sends SIGKILL to every process in it and to nothing else; it says how many it found.
 	kill() (int, error)
+	// weigh sets its share of the CPU, 1 to 10000.
+	weigh(weight uint64) error
 	// oomKills counts the processes that its memory limit has killed.
 	oomKills() (int, error)
 	// remove deletes it; fs.ErrNotExist is no error, unix.EBUSY says that a process is in it.

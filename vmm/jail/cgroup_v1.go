@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"syscall"
 
 	"github.com/containerd/cgroups/v3/cgroup1"
@@ -208,6 +209,15 @@ func (g *v1Group) kill() (killed int, err error) {
 		}
 	}
 	return killed, nil
+}
+
+func (g *v1Group) weigh(weight uint64) error {
+	for i, r := range g.roots {
+		if r.Name() == cgroup1.Cpu {
+			return os.WriteFile(filepath.Join(g.paths[i], "cpu.shares"), strconv.AppendUint(nil, *shares(weight), 10), 0)
+		}
+	}
+	return errors.New("no cpu controller")
 }
 
 func (g *v1Group) oomKills() (int, error) {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -126,6 +127,10 @@ func (g *v2Group) kill() (int, error) {
 		return killIn(g.procs())
 	}
 	return len(pids), err
+}
+
+func (g *v2Group) weigh(weight uint64) error {
+	return os.WriteFile(filepath.Join(g.path, "cpu.weight"), strconv.AppendUint(nil, weight, 10), 0)
 }
 
 func (g *v2Group) oomKills() (int, error) {

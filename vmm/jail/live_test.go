@@ -69,7 +69,19 @@ func readBack(t *testing.T, withProc bool) {
 	t.Run("user, capabilities, privileges", func(t *testing.T) { checkStatus(t, proc, c.UID()) })
 	t.Run("every thread has the seccomp filter", func(t *testing.T) { checkThreads(t, proc) })
 	t.Run("namespaces", func(t *testing.T) { checkNamespaces(t, r, proc) })
-	t.Run("cgroup", func(t *testing.T) { checkCgroup(t, r, c, proc) })
+	t.Run("cgroup", func(t *testing.T) {
+		checkCgroup(t, r, c, proc)
+		if err := c.SetUrgent(true); err != nil {
+			t.Fatal(err)
+		}
+		if got := weight(t, r, c); got != "10000" && got != "102400" {
+			t.Errorf("urgent, it weighs %s", got)
+		}
+		if err := c.SetUrgent(false); err != nil {
+			t.Fatal(err)
+		}
+		checkCgroup(t, r, c, proc)
+	})
 	t.Run("limits", func(t *testing.T) { checkLimits(t, proc) })
 	t.Run("root", func(t *testing.T) { checkRoot(t, proc, dir, given, withProc) })
 	t.Run("descriptors", func(t *testing.T) { checkDescriptors(t, proc) })
@@ -221,6 +233,16 @@ func checkNamespaces(t *testing.T, r *rig, proc string) {
 			t.Errorf("%s namespace is bubblewrap's", ns)
 		}
 	}
+}
+
+// weight is the cell's share of the CPU, as the kernel's cgroup version counts.
+func weight(t *testing.T, r *rig, c *Cell) string {
+	t.Helper()
+	file := "/sys/fs/cgroup/%s/cpu.weight"
+	if r.CgroupVersion() == "v1" {
+		file = "/sys/fs/cgroup/cpu/%s/cpu.shares"
+	}
+	return strings.TrimSpace(readFile(t, fmt.Sprintf(file, r.config.Cgroup+"/"+r.config.Node+"/"+c.id)))
 }
 
 func checkCgroup(t *testing.T, r *rig, c *Cell, proc string) {

@@ -51,7 +51,7 @@ func TestCreateAndCloseInOrder(t *testing.T) {
 			if sum > whole || whole-sum > 50*time.Millisecond {
 				t.Errorf("the steps sum to %s of %s", sum, whole)
 			}
-			if err := m.Wake(t.Context()); err != nil {
+			if err := errors.Join(m.Wake(t.Context()), m.Settled()); err != nil {
 				t.Fatal(err)
 			}
 			if err := errors.Join(m.Close(), m.Close()); err != nil {
@@ -59,9 +59,11 @@ func TestCreateAndCloseInOrder(t *testing.T) {
 			}
 			want := []string{"make jail", "make tap", "launch", "restore", "resume", "probe"}
 			if tc.paused {
-				want = append(want, "pause", "resume")
+				want = append(want, "pause", "hurry", "resume")
+			} else {
+				want = append(want, "hurry")
 			}
-			want = append(want, "close machine", "close tap", "close jail")
+			want = append(want, "settle", "close machine", "close tap", "close jail")
 			if diff := cmp.Diff(want, s.events()); diff != "" {
 				t.Errorf("what happened (-want +got):\n%s", diff)
 			}

@@ -128,6 +128,13 @@ type fakeCell struct {
 
 func (c *fakeCell) UID() int { return os.Getuid() }
 
+func (c *fakeCell) SetUrgent(urgent bool) error {
+	if !urgent {
+		return c.s.do(context.Background(), "settle")
+	}
+	return c.s.do(context.Background(), "hurry")
+}
+
 func (c *fakeCell) Launch(ctx context.Context, _ vmm.Command) (vmm.Process, error) {
 	return nil, c.s.do(ctx, "launch")
 }

@@ -22,6 +22,7 @@ type host interface {
 type cell interface {
 	vmm.Launcher
 	UID() int
+	SetUrgent(bool) error
 	Close() error
 }
 

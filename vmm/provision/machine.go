@@ -20,6 +20,7 @@ type Step struct {
 type Machine struct {
 	vmm.Machine
 	image  string
+	cell   cell
 	tap    tap
 	rest   Rest
 	steps  []Step
@@ -38,8 +39,13 @@ func (m *Machine) Image() string { return m.image }
 // MadeAt is when the machine was ready.
 func (m *Machine) MadeAt() time.Time { return m.madeAt }
 
-// Wake makes a machine that rests paused run, or ends what goes on before its rest. It does nothing to one that rests running.
+// Wake makes a machine that rests paused run, or ends what goes on before its rest. A machine that wakes gets the CPU before
+// those that are at work, so that a burst of claims does not wait for the first of them to finish: until Settled, which must
+// be called before anything untrusted runs.
 func (m *Machine) Wake(ctx context.Context) error {
+	if err := m.cell.SetUrgent(true); err != nil {
+		return fmt.Errorf("wake machine %s: %w", m.ID(), err)
+	}
 	paused := m.rest == RestPaused
 	if m.preparation != nil {
 		var err error
@@ -51,6 +57,14 @@ func (m *Machine) Wake(ctx context.Context) error {
 		return nil
 	}
 	return m.Resume(ctx)
+}
+
+// Settled ends what Wake gave it: it shares the CPU with others as they with it.
+func (m *Machine) Settled() error {
+	if err := m.cell.SetUrgent(false); err != nil {
+		return fmt.Errorf("settle machine %s: %w", m.ID(), err)
+	}
+	return nil
 }
 
 // Rested returns when the machine rests: at once, but for one that was made a moment ago.

@@ -33,7 +33,7 @@ var toReady = []string{"make jail", "make tap", "launch", "restore", "resume", "
 var undone = []string{"close machine", "close tap", "close jail"}
 
 func TestPreparesBesideAReadyMachine(t *testing.T) {
-	for rest, want := range map[Rest][]string{RestPaused: {"prepare", "pause", "resume"}, RestRunning: {"prepare"}} {
+	for rest, want := range map[Rest][]string{RestPaused: {"prepare", "pause", "hurry", "resume"}, RestRunning: {"prepare", "hurry"}} {
 		s := newStage()
 		p, tmpl := preparing(t, s, rest)
 		m, err := p.Create(t.Context(), tmpl)
@@ -91,7 +91,7 @@ func TestClaimInTheMiddleOfAPreparation(t *testing.T) {
 		if err := errors.Join(<-woken, m.Close()); err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(slices.Concat(toReady, []string{"prepare"}, undone), s.events()); diff != "" {
+		if diff := cmp.Diff(slices.Concat(toReady, []string{"prepare", "hurry", "hurry"}, undone), s.events()); diff != "" {
 			t.Errorf("%s: what happened (-want +got):\n%s", rest, diff)
 		}
 		s.empty(t, p)

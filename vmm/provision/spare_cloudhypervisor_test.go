@@ -25,6 +25,7 @@ func (plainHost) tap(string, int) (tap, error)                     { return noTa
 func (plainHost) removeStale(context.Context) (r Residue, _ error) { return r, nil }
 func (plainHost) close() error                                     { return nil }
 func (plainHost) UID() int                                         { return os.Getuid() }
+func (plainHost) SetUrgent(bool) error                             { return nil }
 func (plainHost) Close() error                                     { return nil }
 
 // noTap is no card at all.
