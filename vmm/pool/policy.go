@@ -3,6 +3,7 @@ package pool
 import (
 	"container/list"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/ephemeral-run/ephemeral/vmm/pool/autoscale"
@@ -52,6 +53,14 @@ func (s *slot[M]) dead() bool {
 	default:
 		return false
 	}
+}
+
+// death is why a dead machine is of no use, in the words of a machine that knows.
+func (s *slot[M]) death() error {
+	if m, ok := any(s.m).(interface{ Err() error }); ok && m.Err() != nil {
+		return fmt.Errorf("%w: %w", errDead, m.Err())
+	}
+	return errDead
 }
 
 // waiter is a claim that found no machine ready. Slot or err is set before done is closed.
@@ -333,7 +342,7 @@ func (p *policy[M]) usable(s *slot[M], now time.Time) bool {
 	case s.dead():
 		p.unready(s)
 		p.retire(s)
-		p.lost(now, errDead)
+		p.lost(now, s.death())
 		return false
 	case p.cfg.MaxAge > 0 && now.Sub(s.madeAt) >= p.cfg.MaxAge:
 		p.unready(s)

@@ -61,6 +61,25 @@ func TestReady(t *testing.T) {
 	}
 }
 
+// doomed is a machine that knows why it ended.
+type doomed struct {
+	*fakeMachine
+	why error
+}
+
+func (d doomed) Err() error { return d.why }
+
+func TestDeathIsTold(t *testing.T) {
+	why := errors.New("not reseeded")
+	s := &slot[doomed]{m: doomed{why: why}}
+	if err := s.death(); !errors.Is(err, errDead) || !errors.Is(err, why) {
+		t.Errorf("died of %v", err)
+	}
+	if err := (&slot[*fakeMachine]{m: &fakeMachine{}}).death(); err != errDead {
+		t.Errorf("died of %v", err)
+	}
+}
+
 // still is a machine that does nothing.
 type still struct{ done chan struct{} }
 

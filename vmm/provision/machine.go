@@ -67,6 +67,18 @@ func (m *Machine) Settled() error {
 	return nil
 }
 
+// Err says why a machine ended that nobody closed: it could not be prepared, or what its VMM tells.
+func (m *Machine) Err() error {
+	if m.preparation != nil {
+		m.preparation.mu.Lock()
+		defer m.preparation.mu.Unlock()
+		if m.preparation.err != nil {
+			return m.preparation.err
+		}
+	}
+	return m.Machine.Err()
+}
+
 // Rested returns when the machine rests: at once, but for one that was made a moment ago.
 func (m *Machine) Rested(ctx context.Context) error {
 	if m.preparation == nil {

@@ -122,6 +122,9 @@ func TestPreparationThatFailsEndsTheMachine(t *testing.T) {
 		if got := FailureReason(<-seen); got != map[string]string{"prepare": StepPrepare, "pause": StepRest}[what] {
 			t.Errorf("the reason told is %q", got)
 		}
+		if !errors.Is(m.Err(), broken) {
+			t.Errorf("it ended with %v", m.Err())
+		}
 		if err := m.Rested(t.Context()); !errors.Is(err, broken) {
 			t.Errorf("rested: %v", err)
 		}
