@@ -1,14 +1,17 @@
-// The list of a run's events. Rows are made in batches, one a frame; those outside the window are not laid out
-// (content-visibility), and details are made when they are opened, so that ten thousand events stay smooth.
+// The list of a run's events. Rows are made in batches, one a frame; groups of them that are outside the window are not laid
+// out (content-visibility), and details are made when they are opened, so that ten thousand events stay smooth. A browser
+// watches each group by itself in every frame: many rows in a group keep that cheap.
 
 import { h } from './dom.js';
 import { bytes, clock, duration, has, money, number, t, tn } from './i18n.js';
 import { line, output, visible } from './visible.js';
 
 const batch = 150; // rows a frame
+const size = 25; // rows of a group, as style.css knows
 
 export class Timeline {
-  #rows = []; // {node, at}
+  #rows = []; // {node, at, group}
+  #groups = []; // {node, rows, shown}
   #waiting = [];
   #scheduled = false;
   #shown = 0; // rows that are not hidden
@@ -17,7 +20,7 @@ export class Timeline {
 
   // result makes the element for the event that ends a run; download saves a file that the run left, where that may be.
   constructor(context) {
-    this.list = h('ol', { class: 'timeline', 'aria-label': t('timeline.label') });
+    this.list = h('div', { class: 'timeline', role: 'list', 'aria-label': t('timeline.label') });
     this.context = context;
     this.onChange = () => {};
   }
@@ -27,6 +30,7 @@ export class Timeline {
 
   clear() {
     this.#rows = [];
+    this.#groups = [];
     this.#waiting = [];
     this.#shown = 0;
     this.#last = 0;
@@ -44,16 +48,15 @@ export class Timeline {
 
   #flush() {
     this.#scheduled = false;
-    const nodes = document.createDocumentFragment();
     const following = atBottom();
     for (const event of this.#waiting.splice(0, batch)) {
-      const node = row(event, this.context);
-      node.hidden = event.at_ms > this.#limit;
-      if (!node.hidden) this.#shown++;
-      this.#rows.push({ node, at: event.at_ms });
-      nodes.append(node);
+      const entry = { node: row(event, this.context), at: event.at_ms, group: this.#group() };
+      entry.group.rows++;
+      entry.group.node.append(entry.node);
+      this.#rows.push(entry);
+      entry.node.hidden = entry.at > this.#limit;
+      if (!entry.node.hidden) this.#show(entry, true);
     }
-    this.list.append(nodes);
     if (following) window.scrollTo({ top: document.documentElement.scrollHeight });
     this.onChange();
     if (this.#waiting.length > 0) {
@@ -62,12 +65,31 @@ export class Timeline {
     }
   }
 
+  // group is the one that the next row belongs to.
+  #group() {
+    let group = this.#groups.at(-1);
+    if (!group || group.rows === size) {
+      group = { node: h('div', { class: 'rows', role: 'none' }), rows: 0, shown: 0 };
+      this.#groups.push(group);
+      this.list.append(group.node);
+    }
+    return group;
+  }
+
+  // show shows or hides a row. A group may be left out of the layout only while its height can be foretold.
+  #show({ node, group }, on) {
+    node.hidden = !on;
+    this.#shown += on ? 1 : -1;
+    group.shown += on ? 1 : -1;
+    group.node.classList.toggle('full', group.shown === size);
+  }
+
   // showUntil hides what happened later than ms after the run was queued.
   showUntil(ms) {
     this.#limit = ms;
     const following = atBottom();
-    while (this.#shown < this.#rows.length && this.#rows[this.#shown].at <= ms) this.#rows[this.#shown++].node.hidden = false;
-    while (this.#shown > 0 && this.#rows[this.#shown - 1].at > ms) this.#rows[--this.#shown].node.hidden = true;
+    while (this.#shown < this.#rows.length && this.#rows[this.#shown].at <= ms) this.#show(this.#rows[this.#shown], true);
+    while (this.#shown > 0 && this.#rows[this.#shown - 1].at > ms) this.#show(this.#rows[this.#shown - 1], false);
     if (following && Number.isFinite(ms)) window.scrollTo({ top: document.documentElement.scrollHeight });
   }
 }
@@ -93,7 +115,7 @@ function row(event, context) {
   const known = describe[event.type] ?? (ends.has(event.type) ? describeEnd : describeUnknown);
   const { tone, content, extra } = known(event.data ?? {}, event, context);
   const kind = has(`event.${event.type}`) ? t(`event.${event.type}`) : h('code', {}, visible(event.type.slice(0, 64)));
-  return h('li', { class: `event ${tone ?? ''}`, data: { type: event.type, seq: event.seq } },
+  return h('div', { class: `event ${tone ?? ''}`, role: 'listitem', data: { type: event.type, seq: event.seq } },
     h('time', { class: 'at', title: t('timeline.since', { time: duration(event.at_ms) }) }, clock(event.at_ms)),
     h('div', { class: 'what' }, h('div', { class: 'line' }, h('span', { class: 'kind' }, kind), content), extra));
 }
