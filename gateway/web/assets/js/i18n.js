@@ -46,6 +46,8 @@ const seconds = new Intl.NumberFormat(language, { minimumFractionDigits: 3, maxi
 const unit = (name, digits) => new Intl.NumberFormat(language, { style: 'unit', unit: name, unitDisplay: 'narrow', maximumFractionDigits: digits });
 const units = { ms: unit('millisecond', 0), ms1: unit('millisecond', 1), s: unit('second', 2), min: unit('minute', 1), B: unit('byte', 0), kB: unit('kilobyte', 1), MB: unit('megabyte', 1), GB: unit('gigabyte', 1) };
 const dates = new Intl.DateTimeFormat(language, { dateStyle: 'medium', timeStyle: 'short' });
+const times = new Intl.DateTimeFormat(language, { timeStyle: 'short' });
+const days = new Intl.DateTimeFormat(language, { dateStyle: 'medium' });
 const shares = new Intl.NumberFormat(language, { style: 'percent', maximumFractionDigits: 1 });
 
 // money writes micro-dollars.
@@ -55,6 +57,12 @@ export const percent = (share) => shares.format(share);
 // clock writes milliseconds as seconds with three decimals, for columns.
 export const clock = (ms) => seconds.format(ms / 1000);
 export const date = (iso) => dates.format(new Date(iso));
+
+// when writes the time of a moment today, and the day of any other.
+export function when(iso) {
+  const at = new Date(iso);
+  return (at.toDateString() === new Date().toDateString() ? times : days).format(at);
+}
 
 // duration writes milliseconds in the unit that suits them.
 export function duration(ms) {

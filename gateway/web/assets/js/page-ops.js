@@ -9,6 +9,7 @@ import { visible } from './visible.js';
 const every = 2000; // milliseconds between two looks
 const kept = 150; // looks that the history shows: five minutes
 const root = $('ops');
+const lines = ['ready', 'leased', 'refilling', 'target', 'misses']; // of the history
 const sizes = ['min_ready', 'max_ready', 'max_machines'];
 const shown = new Map(); // by pool
 let queues = null;
@@ -66,7 +67,7 @@ class PoolCard {
       h('button', { type: 'submit' }, t('ops.predict')));
     const head = ['node', 'state', 'ready', 'leased', 'refilling', 'waiting', 'target', 'misses', 'wait', 'longest', 'failures'];
     this.node = h('section', { class: 'card pool', 'aria-label': name }, h('h2', {}, t('ops.pool'), ' ', h('code', { translate: 'no' }, visible(name))), this.gauges,
-      h('h3', {}, t('ops.history')), this.chart, h('p', { class: 'hint' }, t('ops.history.text')),
+      h('h3', {}, t('ops.history')), this.chart, h('p', { class: 'legend' }, t('ops.history.text'), lines.map((name) => h('span', { class: name }, t(`ops.${name}`)))),
       h('h3', {}, t('ops.size')), this.form, this.fault, h('p', { class: 'hint' }, t('ops.predict.text')), this.prediction, this.predicted,
       h('h3', {}, t('ops.nodes')), table(head, this.nodes),
       h('h3', {}, t('ops.latencies')), h('p', { class: 'hint' }, t('ops.latencies.text')), table(['node', 'what', 'median', 'p95.short', 'p99.short', 'most', 'counted'], this.latencies),
@@ -79,10 +80,10 @@ class PoolCard {
     const sum = (name) => pool.nodes.reduce((total, n) => total + n[name], 0);
     const claims = sum('claims_total');
     const miss = claims > 0 ? sum('misses_total') / claims : 0;
-    const gauge = (name, value) => [h('dt', {}, t(`ops.${name}`)), h('dd', { data: { gauge: name } }, value)];
-    this.gauges.replaceChildren(...['ready', 'leased', 'refilling', 'waiting', 'target'].flatMap((name) => gauge(name, number(pool[name]))),
-      ...gauge('claims', number(claims)), ...gauge('misses', percent(miss)), ...gauge('wait', claims > 0 ? duration(1000 * sum('wait_seconds_total') / claims) : '–'));
-    this.#history.push(pool);
+    const gauge = (name, value) => h('div', {}, h('dt', {}, t(`ops.${name}`)), h('dd', { data: { gauge: name } }, value));
+    this.gauges.replaceChildren(...['ready', 'leased', 'refilling', 'waiting', 'target'].map((name) => gauge(name, number(pool[name]))),
+      gauge('claims', number(claims)), gauge('misses', percent(miss)), gauge('wait', claims > 0 ? duration(1000 * sum('wait_seconds_total') / claims) : '–'));
+    this.#history.push({ ...pool, misses: sum('misses_total') });
     if (this.#history.length > kept) this.#history.shift();
     this.#draw();
     this.nodes.replaceChildren(...pool.nodes.map((n) => h('tr', {}, h('th', { scope: 'row' }, h('code', { translate: 'no' }, visible(n.node))),
@@ -95,13 +96,19 @@ class PoolCard {
       ['p50', 'p95', 'p99', 'max'].map((name) => h('td', {}, duration(1000 * l[`${name}_seconds`]))), h('td', {}, number(l.count))))));
     const decisions = pool.nodes.flatMap((n) => n.decisions).sort((a, b) => b.at.localeCompare(a.at)).slice(0, 6);
     this.decisions.replaceChildren(...decisions.map((d) => h('li', { lang: 'en' }, h('span', { class: 'hint' }, date(d.at)), ' ', h('strong', {}, visible(d.what)), ' ', visible(d.reason))));
+    const restore = pool.nodes.map((n) => n.restore_latency?.p50_seconds).find((s) => s > 0);
+    if (first && restore) this.load.restore_seconds.value = String(Number(restore.toPrecision(2))); // as it is here
     if (first) for (const size of sizes) this.inputs[size].value = String(pool.policy[size] ?? pool.nodes[0]?.settings[size] ?? '');
   }
 
   #draw() {
-    const most = Math.max(1, ...this.#history.flatMap((p) => [p.ready + p.leased, p.target]));
-    const path = (value) => this.#history.map((p, i) => `${i === 0 ? 'M' : 'L'}${(300 * i / (kept - 1)).toFixed(1)} ${(58 - 56 * value(p) / most).toFixed(1)}`).join('');
-    this.chart.replaceChildren(svg('path', { d: path((p) => p.target), class: 'target' }), svg('path', { d: path((p) => p.leased), class: 'leased' }), svg('path', { d: path((p) => p.ready), class: 'ready' }));
+    const all = this.#history;
+    const most = Math.max(1, ...all.flatMap((p) => [p.ready + p.leased, p.target]));
+    const x = (i) => (300 * (kept - all.length + i) / (kept - 1)).toFixed(1); // the latest look is at the end
+    const y = (value) => (58 - 56 * value / most).toFixed(1);
+    const path = (name) => all.map((p, i) => `${i === 0 ? 'M' : 'L'}${x(i)} ${y(p[name])}`).join('');
+    const missed = all.map((p, i) => (i > 0 && p.misses > all[i - 1].misses ? `M${x(i)} 60V${y(Math.min(most, p.misses - all[i - 1].misses))}` : '')).join('');
+    this.chart.replaceChildren(svg('path', { d: missed, class: 'misses' }), ...['target', 'refilling', 'leased', 'ready'].map((name) => svg('path', { d: path(name), class: name })));
   }
 
   // predict asks the simulator what the size in the form would do under the load in the form.
@@ -112,7 +119,7 @@ class PoolCard {
     try {
       const p = await call('POST', `/v1/pools/${encodeURIComponent(this.name)}/prediction`, { body: JSON.stringify(size) });
       const shown = [['misses', percent(p.miss_rate)], ['wait', duration(1000 * p.wait_mean_seconds)], ['p95', duration(1000 * p.wait_p95_seconds)], ['p99', duration(1000 * p.wait_p99_seconds)], ['memory', bytes(p.peak_memory_mib * 1048576)], ['max_machines', number(p.peak_machines)]];
-      this.predicted.replaceChildren(...shown.flatMap(([name, value]) => [h('dt', {}, t(`ops.${name}`)), h('dd', {}, value)]));
+      this.predicted.replaceChildren(...shown.map(([name, value]) => h('div', {}, h('dt', {}, t(`ops.${name}`)), h('dd', {}, value))));
     } catch (error) {
       this.#failed(error);
     }

@@ -3,7 +3,7 @@
 import { account, memberBalance } from './account.js';
 import { call, newKey, Problem } from './api.js';
 import { $, h } from './dom.js';
-import { date, has, money, t } from './i18n.js';
+import { date, has, money, t, when } from './i18n.js';
 import { RequestForm } from './request-form.js';
 import { ownerActions } from './run-actions.js';
 import { ownRun, RunView } from './run-view.js';
@@ -39,7 +39,7 @@ async function recent() {
     $('recent').replaceChildren(...runs.map((r) => h('li', {}, h('a', { href: `/runs/${r.id}` },
       h('span', { class: `state ${r.state}` }, t(`state.${r.state}`)),
       h('span', { class: 'recent-what' }, r.request?.command ?? r.request?.prompt ?? r.id),
-      h('span', { class: 'hint' }, `${money(r.money.charged_micros)} · ${date(r.queued_at)}`)))));
+      h('span', { class: 'hint', title: date(r.queued_at) }, `${money(r.money.charged_micros)} · ${when(r.queued_at)}`)))));
   } catch (error) {
     if (!(error instanceof Problem)) throw error; // the list is no reason to disturb
   }
@@ -61,7 +61,7 @@ $('request').addEventListener('submit', async (event) => {
     const run = await call('POST', '/v1/runs', { body, headers: { 'Idempotency-Key': `"${pending.key}"` } });
     pending = null;
     show(run.id);
-    if (matchMedia('(max-width: 899px)').matches) root.scrollIntoView({ block: 'start' });
+    if (matchMedia('(max-width: 899px)').matches || root.getBoundingClientRect().top < 0) root.scrollIntoView({ block: 'start' });
     memberBalance(getKey()).then((text) => { const shown = document.querySelector('.balance'); if (shown) shown.textContent = text; }, () => {});
   } catch (error) {
     if (error.status >= 400 && error.status < 500) pending = null;

@@ -11,7 +11,7 @@ export class RequestForm {
     this.form = $('request');
     this.files = $('files');
     this.onChange = onChange;
-    this.form.addEventListener('input', () => this.#changed());
+    this.form.addEventListener('input', (event) => { this.#mend(event.target); this.#changed(); });
     for (const kind of this.form.elements.kind) kind.addEventListener('change', () => this.#changed());
     $('add-file').addEventListener('click', () => { this.#addFile({ path: '', content: '' }).querySelector('input').focus(); this.#changed(); });
   }
@@ -105,6 +105,14 @@ export class RequestForm {
       input.removeAttribute('aria-describedby');
     }
     $('request-error').hidden = true;
+  }
+
+  // mend takes the mark of a fault away from an input that a person changes.
+  #mend(input) {
+    if (!input.hasAttribute('aria-invalid')) return;
+    $(input.getAttribute('aria-describedby'))?.remove();
+    input.removeAttribute('aria-invalid');
+    input.removeAttribute('aria-describedby');
   }
 
   // fault marks the fields that a problem names, and says the rest above the form.

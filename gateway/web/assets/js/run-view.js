@@ -27,7 +27,6 @@ export class RunView {
     this.timeline = new Timeline({ result: (end) => this.#result(end), download: (path) => this.source.download?.(path) });
     this.replay = new Replay((ms) => this.#showAt(ms));
     this.#build();
-    this.isolation.className = 'two-lines';
     this.root = root;
     const beside = matchMedia('(min-width: 1060px)');
     const place = () => { this.facts.open = beside.matches && root.classList.contains('run-page'); };
@@ -36,7 +35,7 @@ export class RunView {
   }
 
   #build() {
-    const cell = (name) => [h('dt', {}, t(`run.${name}`)), this[name] = h('dd', {}, '–')];
+    const cell = (name) => h('div', {}, h('dt', {}, t(`run.${name}`)), this[name] = h('dd', {}, '–'));
     this.state = h('span', { class: 'state' }, '');
     this.id = h('code', { class: 'run-id', translate: 'no' });
     this.model = h('span', { class: 'run-model', translate: 'no' });
@@ -58,7 +57,7 @@ export class RunView {
       this.facts = h('details', { class: 'card facts' }, h('summary', {}, t('run.facts')), h('div', { class: 'facts-body' },
         h('section', {}, h('h2', {}, t('run.costs')), h('dl', { class: 'costs' }, ['model_cost', 'web_cost', 'compute_cost', 'charged', 'released'].map(cell))),
         h('section', {}, h('h2', {}, t('run.times')), this.stageBar, this.stageList),
-        h('section', {}, h('h2', {}, t('run.machine')), h('dl', { class: 'costs' }, ['machine', 'isolation', 'dropped', 'queued_at'].map(cell))))),
+        h('section', {}, h('h2', {}, t('run.machine')), h('dl', { class: 'costs' }, ['machine', 'dropped', 'queued_at', 'isolation'].map(cell))))),
       h('section', { class: 'card run-log' },
         h('div', { class: 'run-tools' }, h('h2', {}, t('timeline.label')), this.link, this.actions), this.replay.node, this.timeline.list));
   }
@@ -208,9 +207,9 @@ export class RunView {
       part.style.setProperty('flex-grow', String(s.ms / sum));
       return part;
     }));
-    this.stageList.replaceChildren(...(list ?? stages.map((name) => ({ name }))).flatMap((s) => [
+    this.stageList.replaceChildren(...(list ?? stages.map((name) => ({ name }))).map((s) => h('div', {},
       h('dt', { data: { stage: s.name } }, has(`stage.${s.name}`) ? t(`stage.${s.name}`) : visible(s.name)),
-      s.ms === undefined ? h('dd', {}, '–') : h('dd', {}, duration(s.ms), h('span', { class: 'hint' }, ` ${percent(s.ms / sum)}`))]));
+      s.ms === undefined ? h('dd', {}, '–') : h('dd', {}, duration(s.ms), h('span', { class: 'hint' }, ` ${percent(s.ms / sum)}`)))));
   }
 
   // showAt shows the run as it was ms after it was queued.
