@@ -173,15 +173,21 @@ func (f recipeDocumentFile) load(read func(string) ([]byte, error)) (RecipeFile,
 	return out, nil
 }
 
-// recipeHook puts the files of a recipe into the root filesystem and runs its commands. It runs before customize.sh. The files
-// are unpacked in there, so that a symbolic link leads nowhere else; commands have no network, so that the same recipe of the
-// same packages gives the same files.
+// recipeHook puts the files of a recipe into the root filesystem and runs its commands. It runs after customize.sh, so the user
+// worker is there. The files are unpacked in there, so that a symbolic link leads nowhere else; commands have no network, so that
+// the same recipe of the same packages gives the same files, and what they leave behind by the way is removed.
 const recipeHook = `#!/bin/sh
 set -eu
 root=$1
 work=$(dirname "$0")
 chroot "$root" tar --extract --keep-directory-symlink --same-permissions --file - <"$work/recipe.tar"
-[ ! -s "$work/commands.sh" ] || unshare --net --pid --fork --kill-child chroot "$root" /bin/bash -euo pipefail -s <"$work/commands.sh"
+if [ -s "$work/commands.sh" ]; then
+	PYTHONDONTWRITEBYTECODE=1 PYTHONHASHSEED=0 HOME=/root \
+		unshare --net --pid --fork --kill-child chroot "$root" /bin/bash -euo pipefail -s <"$work/commands.sh"
+	chroot "$root" dpkg-query -W -f '${Package} ${Version}\n' >"$work/packages"
+	rm -rf "$root"/var/log/* "$root"/var/cache/* "$root"/tmp/* "$root"/run/* "$root"/var/lib/dpkg/*-old \
+		"$root"/etc/passwd- "$root"/etc/group- "$root"/etc/shadow- "$root"/etc/gshadow- "$root"/etc/subuid- "$root"/etc/subgid-
+fi
 `
 
 // writeHook writes what recipeHook needs into work and returns its path; "" when the recipe adds nothing.

@@ -95,6 +95,8 @@ func (b *builder) bootstrap(ctx context.Context, tree, work string) error {
 		`--aptopt=Acquire::Retries "5"`,
 		`--aptopt=Acquire::http::Timeout "60"`,
 		`--aptopt=Acquire::Languages "none"`,
+		// What an interrupted build leaves is thrown away; what is kept is synced as a whole.
+		"--dpkgopt=force-unsafe-io",
 		"--dpkgopt=path-exclude=/usr/share/doc/*",
 		"--dpkgopt=path-exclude=/usr/share/man/*",
 		"--dpkgopt=path-exclude=/usr/share/info/*",
@@ -105,11 +107,12 @@ func (b *builder) bootstrap(ctx context.Context, tree, work string) error {
 	if err != nil {
 		return err
 	}
+	args = append(args, `--customize-hook=sh "$EPHEMERAL_CUSTOMIZE" "$1"`)
 	if hook != "" {
-		b.Progress(fmt.Sprintf("adding %d files, then running %d commands", len(b.Recipe.Files), len(b.Recipe.Commands)))
+		b.Progress(fmt.Sprintf("then adding %d files and running %d commands", len(b.Recipe.Files), len(b.Recipe.Commands)))
 		args = append(args, `--customize-hook=sh "$EPHEMERAL_RECIPE" "$1"`)
 	}
-	args = append(args, `--customize-hook=sh "$EPHEMERAL_CUSTOMIZE" "$1"`, b.Recipe.Suite, tree)
+	args = append(args, b.Recipe.Suite, tree)
 	if b.Mirror != "" {
 		args = append(args, b.Mirror)
 	}

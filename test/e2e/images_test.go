@@ -3,7 +3,6 @@ package e2e
 import (
 	"context"
 	"errors"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -13,30 +12,20 @@ import (
 	"github.com/ephemeral-run/ephemeral/run"
 )
 
-// One node serves two images, the second with machines of another size; each run gets a machine of its image, the pools share
-// the node's limits, and what is not served or not allowed is refused.
-func TestTwoImagesOnOneNode(t *testing.T) {
-	base, err := filepath.Abs("../../build/images/base")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if dir := os.Getenv("EPHEMERAL_TEST_IMAGE"); dir != "" {
-		base = dir
-	}
-	if base, err = filepath.EvalSymlinks(base); err != nil {
-		t.Fatal(err)
-	}
-	dir := filepath.Join(binaries.dir, "two")
+// One node serves two images, made of container images, one with machines of another size; each run gets a machine of its image,
+// the pools share the node's limits, and what is not served or not allowed is refused.
+func TestImagesOnOneNode(t *testing.T) {
+	dir := filepath.Join(binaries.dir, "several")
 	imageDir := filepath.Join(dir, "images")
-	if err := os.MkdirAll(imageDir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range []string{"base", "data"} {
-		if err := os.Symlink(base, filepath.Join(imageDir, name)); err != nil {
-			t.Fatal(err)
+	agent := imageStore(t, imageDir)
+	saved, oci := containers(t, filepath.Join(imageDir, "base"))
+	for name, from := range map[string]string{"data": saved, "layout": oci} {
+		out, err := ephemeral(t.Context(), []string{"EPHEMERAL_IMAGE_DIR=" + imageDir}, "image", "build", name, "--oci", from, "--agent", agent)
+		if err != nil || !strings.Contains(out, "image "+name+": sha256:") {
+			t.Fatalf("%v\n%s", err, out)
 		}
 	}
-	s, err := start(filepath.Join(dir, "data"), "EPHEMERAL_IMAGE_DIR="+imageDir, "EPHEMERAL_IMAGES=base,data:320", "EPHEMERAL_POOL_MIN_READY=1",
+	s, err := start(filepath.Join(dir, "data"), "EPHEMERAL_IMAGE_DIR="+imageDir, "EPHEMERAL_IMAGES=data:320,layout", "EPHEMERAL_POOL_MIN_READY=1",
 		"EPHEMERAL_POOL_MAX_READY=1", "EPHEMERAL_POOL_MAX_MACHINES=2")
 	if err != nil {
 		t.Fatal(err)
@@ -49,9 +38,9 @@ func TestTwoImagesOnOneNode(t *testing.T) {
 			t.Errorf("left behind: %+v, %v", left, err)
 		}
 	}()
-	m := s.tenant(t, 1_000_000)
 	ctx, cancel := context.WithTimeout(t.Context(), startLimit)
 	defer cancel()
+	m := s.tenant(t, 1_000_000)
 	memory := func(image string) int {
 		t.Helper()
 		r := m.finish(t, client.Request{Command: `sed -n 's/^MemTotal: *\([0-9]*\).*/\1/p' /proc/meminfo`, Image: image})
@@ -64,22 +53,31 @@ func TestTwoImagesOnOneNode(t *testing.T) {
 		}
 		return kib >> 10
 	}
-	if mib := memory(""); mib <= 320 || mib > 512 {
-		t.Errorf("a machine of base sees %d MiB, want more than 320 and at most 512", mib)
+	if mib := memory("layout"); mib <= 320 || mib > 512 {
+		t.Errorf("a machine of layout sees %d MiB, want more than 320 and at most 512", mib)
 	}
 	if mib := memory("data"); mib <= 160 || mib > 320 {
 		t.Errorf("a machine of data sees %d MiB, want at most 320", mib)
 	}
+	hello := func(image, want string) {
+		t.Helper()
+		r := m.finish(t, client.Request{Command: "/opt/hello; id -un; ls /etc/gone /usr/bin/python3", Image: image})
+		if r.Result == nil || r.Result.Stdout.Content != want {
+			t.Errorf("%s: %s, %+v, %+v, want %q", image, r.State, r.Error, r.Result, want)
+		}
+	}
+	hello("data", "hello from a container\nworker\n/etc/gone\n")
+	hello("layout", "hello from a layout\nworker\n")
 	var p *client.Problem
 	if _, err := m.CreateRun(ctx, client.Request{Command: "true", Image: "nope"}, client.CreateOptions{}); !errors.As(err, &p) ||
-		p.Code != "unknown_image" || !strings.Contains(p.Errors[0].Detail, "base, data") {
+		p.Code != "unknown_image" || !strings.Contains(p.Errors[0].Detail, "data, layout") {
 		t.Errorf("an image that is not served: %v", err)
 	}
 	out, _, err := s.cli(ctx, nil, "pool", "show")
-	if err != nil || !strings.Contains(out, "base-1x512") || !strings.Contains(out, "data-1x320") {
+	if err != nil || !strings.Contains(out, "layout-1x512") || !strings.Contains(out, "data-1x320") {
 		t.Errorf("pool show: %v\n%s", err, out)
 	}
-	if out, errs, err := s.cli(ctx, nil, "orgs", "images", m.org, "base"); err != nil || !strings.Contains(out, "may use base\n") {
+	if out, errs, err := s.cli(ctx, nil, "orgs", "images", m.org, "layout"); err != nil || !strings.Contains(out, "may use layout\n") {
 		t.Fatalf("orgs images: %v\n%s%s", err, out, errs)
 	}
 	if _, err := m.CreateRun(ctx, client.Request{Command: "true", Image: "data"}, client.CreateOptions{}); !errors.As(err, &p) || p.Code != "image_not_allowed" {
