@@ -4,15 +4,14 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
-	"github.com/gofrs/flock"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"golang.org/x/sys/unix"
 )
@@ -43,12 +42,13 @@ func Build(ctx context.Context, o Options) (Image, error) {
 
 // run builds under the lock.
 func (b *builder) run(ctx context.Context) (Image, error) {
-	unlock, err := b.lock(ctx)
+	s, err := b.lock(ctx)
 	if err != nil {
 		return Image{}, err
 	}
-	defer unlock()
-	if err := b.removeLeftovers(); err != nil {
+	defer s.lock.Close() // which lets it go: nothing is lost when that fails
+	b.store = s
+	if _, err := s.removeLeftovers(); err != nil {
 		return Image{}, err
 	}
 	return b.build(ctx)
@@ -60,6 +60,7 @@ type builder struct {
 	inputs string
 	agent  []byte
 	start  time.Time
+	store  *store        // while it builds
 	grace  time.Duration // how long a program may clean up after a cancelled build, before it is killed
 	// makeRoot puts root filesystem and kernel into the directory img, with tmp for what is thrown away, and returns the
 	// modules for the initramfs. It sets the manifest's Kernel and Packages.
@@ -99,21 +100,12 @@ func newBuilder(o Options) (*builder, error) {
 	return b, nil
 }
 
-// lock keeps other builders out of the directory until the returned function is called.
-func (b *builder) lock(ctx context.Context) (func(), error) {
+// lock keeps other builders out of the directory.
+func (b *builder) lock(ctx context.Context) (*store, error) {
 	if err := os.MkdirAll(b.Dir, 0o755); err != nil {
 		return nil, fmt.Errorf("make directory of images: %w", noSpace(err))
 	}
-	l := flock.New(filepath.Join(b.Dir, ".lock"))
-	got, err := l.TryLock()
-	if err == nil && !got {
-		b.Progress("waiting for another build in " + b.Dir)
-		_, err = l.TryLockContext(ctx, 100*time.Millisecond)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("lock directory of images %s: %w", b.Dir, noSpace(err))
-	}
-	return func() { l.Close() }, nil
+	return lockStore(ctx, b.Dir, func() { b.Progress("waiting for another build in " + b.Dir) })
 }
 
 // link is where the image is found: a symbolic link to the directory of one build.
@@ -131,7 +123,7 @@ func (b *builder) build(ctx context.Context) (Image, error) {
 		b.Progress("image " + b.Recipe.Name + " is up to date: " + base.image.Digest)
 		return base.image, nil
 	}
-	tmp, err := os.MkdirTemp(b.Dir, ".build-")
+	tmp, err := os.MkdirTemp(b.Dir, leftoverPrefix)
 	if err != nil {
 		return Image{}, fmt.Errorf("make build directory: %w", noSpace(err))
 	}
@@ -249,11 +241,16 @@ func (b *builder) publish(m Manifest, img string) (Image, error) {
 			return Image{}, fmt.Errorf("publish image: %w", noSpace(err))
 		}
 	} else {
-		if err := os.RemoveAll(dir); err != nil {
+		// A damaged one may be in use: what has its files open keeps them.
+		gone := goneName(b.Dir)
+		if err := absent(os.Rename(dir, gone)); err != nil {
 			return Image{}, fmt.Errorf("remove damaged image: %w", err)
 		}
 		if err := os.Rename(img, dir); err != nil {
 			return Image{}, fmt.Errorf("publish image: %w", noSpace(err))
+		}
+		if err := os.RemoveAll(gone); err != nil {
+			return Image{}, fmt.Errorf("remove damaged image: %w", err)
 		}
 	}
 	previous, _ := os.Readlink(b.link())
@@ -272,7 +269,7 @@ func (b *builder) publish(m Manifest, img string) (Image, error) {
 
 // pointTo replaces the link in one step.
 func (b *builder) pointTo(name string) error {
-	tmp := filepath.Join(b.Dir, ".build-link-"+rand.Text())
+	tmp := filepath.Join(b.Dir, leftoverPrefix+"link-"+rand.Text())
 	if err := os.Symlink(name, tmp); err != nil {
 		return fmt.Errorf("publish image: %w", noSpace(err))
 	}
@@ -280,12 +277,7 @@ func (b *builder) pointTo(name string) error {
 		os.Remove(tmp)
 		return fmt.Errorf("publish image: %w", noSpace(err))
 	}
-	d, err := os.Open(b.Dir)
-	if err != nil {
-		return fmt.Errorf("publish image: %w", err)
-	}
-	defer d.Close()
-	if err := d.Sync(); err != nil {
+	if err := syncDir(b.Dir); err != nil {
 		return fmt.Errorf("publish image: %w", noSpace(err))
 	}
 	return nil
@@ -293,40 +285,19 @@ func (b *builder) pointTo(name string) error {
 
 func (b *builder) versionPrefix() string { return "." + b.Recipe.Name + "-" }
 
-// prune removes the builds but those given: the one before the current stays, for machines of it may be running.
+// prune removes the image's builds but those given and those that a process uses. The one before the current stays until the
+// next build, for whoever goes back and forth; Collect removes it.
 func (b *builder) prune(keep ...string) error {
-	entries, err := os.ReadDir(b.Dir)
-	if err != nil {
-		return fmt.Errorf("list images: %w", err)
-	}
-next:
-	for _, e := range entries {
-		digest, ok := strings.CutPrefix(e.Name(), b.versionPrefix())
-		// Another image's name may start with this one's.
-		if _, err := hex.DecodeString(digest); !ok || err != nil || len(digest) != 16 {
-			continue
-		}
-		for _, k := range keep {
-			if e.Name() == k {
-				continue next
-			}
-		}
-		if err := os.RemoveAll(filepath.Join(b.Dir, e.Name())); err != nil {
-			return fmt.Errorf("remove old image: %w", err)
-		}
-	}
-	return nil
-}
-
-// removeLeftovers removes what interrupted builds left. The caller has the lock.
-func (b *builder) removeLeftovers() error {
-	left, err := filepath.Glob(filepath.Join(b.Dir, ".build-*"))
+	builds, err := b.store.builds(b.Recipe.Name)
 	if err != nil {
 		return err
 	}
-	for _, dir := range left {
-		if err := removeTree(dir); err != nil {
-			return fmt.Errorf("remove what an interrupted build left: %w", err)
+	for _, build := range builds {
+		if slices.Contains(keep, build) {
+			continue
+		}
+		if err := b.store.removeBuild(build, new(Removed)); err != nil && !errors.Is(err, ErrInUse) {
+			return err
 		}
 	}
 	return nil

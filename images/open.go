@@ -51,16 +51,9 @@ func Verify(dir string) (Image, error) {
 }
 
 func open(dir string, remembered bool) (Image, error) {
-	// A build replaces the link, never what it points to: what is opened stays what was verified.
-	abs, err := filepath.Abs(dir)
-	if err == nil {
-		abs, err = filepath.EvalSymlinks(abs)
-	}
-	if errors.Is(err, os.ErrNotExist) {
-		return Image{}, fmt.Errorf("%w: no %s; build it with `ephemeral image build`", ErrNotBuilt, dir)
-	}
+	abs, err := resolve(dir)
 	if err != nil {
-		return Image{}, fmt.Errorf("find image directory %s: %w", dir, err)
+		return Image{}, err
 	}
 	m, err := ReadManifest(abs)
 	if err != nil {
@@ -86,6 +79,22 @@ func open(dir string, remembered bool) (Image, error) {
 		writeVerified(abs, seen)
 	}
 	return m.image(abs), nil
+}
+
+// resolve is the directory of the build that an image's directory means now. A build replaces the link, never what it points to:
+// what is opened stays what was verified. ErrNotBuilt.
+func resolve(dir string) (string, error) {
+	abs, err := filepath.Abs(dir)
+	if err == nil {
+		abs, err = filepath.EvalSymlinks(abs)
+	}
+	if errors.Is(err, os.ErrNotExist) {
+		return "", fmt.Errorf("%w: no %s; build it with `ephemeral image build`", ErrNotBuilt, dir)
+	}
+	if err != nil {
+		return "", fmt.Errorf("find image directory %s: %w", dir, err)
+	}
+	return abs, nil
 }
 
 // verifyFile compares a file with what the manifest says of it. It reports whether it had to read it.
@@ -163,4 +172,21 @@ func List(dir string) ([]string, error) {
 	}
 	slices.Sort(names)
 	return names, nil
+}
+
+// Digests are those of the images in a directory of images.
+func Digests(dir string) (map[string]bool, error) {
+	names, err := List(dir)
+	if err != nil {
+		return nil, err
+	}
+	all := make(map[string]bool, len(names))
+	for _, name := range names {
+		m, err := ReadManifest(filepath.Join(dir, name))
+		if err != nil && !errors.Is(err, ErrDamaged) && !errors.Is(err, ErrNotBuilt) {
+			return nil, err
+		}
+		all[m.Digest] = true
+	}
+	return all, nil
 }

@@ -38,7 +38,8 @@ func firstImage(s settings) string {
 }
 
 func imageCommand() *cobra.Command {
-	return group("image", "Build, list and verify the images that machines boot from", "", imageBuildCommand(), imageListCommand(), imageShowCommand(), imageVerifyCommand())
+	return group("image", "Build, list, verify and remove the images that machines boot from", "", imageBuildCommand(), imageListCommand(), imageShowCommand(), imageVerifyCommand(),
+		imageRemoveCommand(), imageCollectCommand())
 }
 
 func imageBuildCommand() *cobra.Command {

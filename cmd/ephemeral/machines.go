@@ -123,7 +123,7 @@ func (s *stand) openPool(w imagepool.Wanted, shared *pool.Limits) error {
 	if err != nil {
 		return err
 	}
-	open := func() (images.Image, error) { return images.Open(s.imagePath(w.Image)) }
+	open := func() (*images.Held, error) { return images.Hold(s.imagePath(w.Image)) }
 	progress := func(line string) { s.log.Info("template", "pool", p.name, "step", line) }
 	p.keeper = s.parts.Keeper(open, shape, progress, func(t vmm.Template) { s.renewed(p, t) })
 	p.keeper.Observe(observer)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -30,14 +31,20 @@ func TestImagesOnOneNode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() {
+	stopped := false
+	stop := func() {
+		if stopped {
+			return
+		}
+		stopped = true
 		if err := s.stop(); err != nil {
 			t.Error(err)
 		}
 		if left, err := s.residue(); err != nil || left.Total() > 0 {
 			t.Errorf("left behind: %+v, %v", left, err)
 		}
-	}()
+	}
+	defer stop()
 	ctx, cancel := context.WithTimeout(t.Context(), startLimit)
 	defer cancel()
 	m := s.tenant(t, 1_000_000)
@@ -82,5 +89,32 @@ func TestImagesOnOneNode(t *testing.T) {
 	}
 	if _, err := m.CreateRun(ctx, client.Request{Command: "true", Image: "data"}, client.CreateOptions{}); !errors.As(err, &p) || p.Code != "image_not_allowed" {
 		t.Errorf("an image that is not allowed: %v", err)
+	}
+	// What the node serves stays, whoever asks; what nothing uses goes.
+	if out, errs, err := s.cli(ctx, nil, "image", "remove", "data"); err == nil || !strings.Contains(errs, "a node serves data") || !strings.Contains(errs, "EPHEMERAL_IMAGES") {
+		t.Errorf("an image that is served: %v\n%s%s", err, out, errs)
+	}
+	collect(t, s, []string{"base"}, 0)
+	hello("layout", "hello from a layout\nworker\n")
+	stop()
+	if out, errs, err := s.cli(ctx, nil, "image", "remove", "data"); err != nil || !strings.Contains(out, "image data is removed: 1 builds") {
+		t.Errorf("%v\n%s%s", err, out, errs)
+	}
+	collect(t, s, nil, 2)
+	if out, errs, err := s.cli(ctx, nil, "image", "verify", "layout"); err != nil {
+		t.Errorf("%v\n%s%s", err, out, errs)
+	}
+}
+
+// collect removes all that nothing uses, and compares: images, and the number of templates.
+func collect(t *testing.T, s *server, images []string, templates int) {
+	t.Helper()
+	var got struct {
+		Images    struct{ Images []string }
+		Templates struct{ Templates []string }
+	}
+	s.json(t, &got, "image", "gc", "--all")
+	if !slices.Equal(got.Images.Images, images) || len(got.Templates.Templates) != templates {
+		t.Errorf("removed %+v, want images %v and %d templates", got, images, templates)
 	}
 }

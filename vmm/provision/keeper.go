@@ -24,12 +24,15 @@ const (
 // the template that is good at the time. Its methods are safe for concurrent use.
 type Keeper struct {
 	parts    *Provisioner
-	open     func() (images.Image, error)
+	open     func() (*images.Held, error)
 	shape    vmm.Shape
 	progress func(string)
 	changed  func(vmm.Template)
 	told     Observer      // of what becomes of its machines; nil: the provisioner's
 	spoilt   chan struct{} // holds one: the template was refused
+
+	// The images of the template in use and of the one before, which the last machines of that may still be made of; Run's own.
+	held, before *images.Held
 
 	mu       sync.Mutex
 	template *vmm.Template // nil: there is none
@@ -37,9 +40,10 @@ type Keeper struct {
 	retry    time.Time
 }
 
-// Keeper is a keeper of templates; nothing is made before Run. open finds the image, progress (may be nil) is told what
+// Keeper is a keeper of templates; nothing is made before Run. open finds the image, which is held as long as its template is
+// made and used, progress (may be nil) is told what
 // happens while a template is made, changed what became of it: each time there is another template to make machines of.
-func (p *Provisioner) Keeper(open func() (images.Image, error), shape vmm.Shape, progress func(string), changed func(vmm.Template)) *Keeper {
+func (p *Provisioner) Keeper(open func() (*images.Held, error), shape vmm.Shape, progress func(string), changed func(vmm.Template)) *Keeper {
 	if progress == nil {
 		progress = func(string) {}
 	}
@@ -129,8 +133,12 @@ func (k *Keeper) spoil(t vmm.Template) {
 	}
 }
 
-// Run keeps the template until ctx ends.
+// Run keeps the template until ctx ends. It is called once.
 func (k *Keeper) Run(ctx context.Context) {
+	defer func() {
+		release(k.held)
+		release(k.before)
+	}()
 	pause := keeperBase
 	for ctx.Err() == nil {
 		wait := keeperLook
@@ -158,21 +166,28 @@ func (k *Keeper) renew(ctx context.Context) error {
 	}
 	old, ok := k.Template()
 	if ok && old.Image.Digest == image.Digest {
+		release(image)
 		return nil
 	}
 	if ok {
 		k.progress(keeperRenewed + ": " + image.Digest)
 	}
-	t, err := k.parts.Template(ctx, image, k.shape, k.progress)
+	t, err := k.parts.Template(ctx, image.Image, k.shape, k.progress)
 	if err != nil {
+		release(image)
 		return err
 	}
+	release(k.before)
+	k.held, k.before = image, k.held
 	k.mu.Lock()
 	k.template, k.err, k.retry = &t, nil, time.Time{}
 	k.mu.Unlock()
 	k.changed(t)
 	return nil
 }
+
+// release ends the use of an image. It closes a directory that was only read: there is nothing to lose.
+func release(h *images.Held) { _ = h.Release() }
 
 // failed keeps why there is no newer template.
 func (k *Keeper) failed(err error, wait time.Duration) {

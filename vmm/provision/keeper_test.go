@@ -28,10 +28,10 @@ type keeping struct {
 func keep(t *testing.T, s *stage) *keeping {
 	dir := dataDir(t)
 	k := &keeping{s: s, p: open(t, s, config(dir)), image: image(t, dir)}
-	k.Keeper = k.p.Keeper(func() (images.Image, error) {
+	k.Keeper = k.p.Keeper(func() (*images.Held, error) {
 		k.mu.Lock()
 		defer k.mu.Unlock()
-		return k.image, k.err
+		return &images.Held{Image: k.image}, k.err
 	}, k.p.config.Shape(), nil, func(tmpl vmm.Template) {
 		k.mu.Lock()
 		defer k.mu.Unlock()

@@ -82,24 +82,26 @@ func (p *Provisioner) prune() error {
 	}
 	slices.SortFunc(paths, func(a, b string) int { return int(max(-1, min(1, age(b)-age(a)))) })
 	for _, path := range paths[min(keepTemplates, len(paths)):] {
-		errs = append(errs, p.discard(path))
+		_, err := discard(path)
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
 
-// discard removes a template unless somebody began to use it. It is renamed first: half of one must not look like one.
-func (p *Provisioner) discard(path string) error {
+// discard removes a template unless somebody began to use it, and tells whether it did. It is renamed first: half of one must not
+// look like one.
+func discard(path string) (bool, error) {
 	d, err := lockDirectory(path)
 	if errors.Is(err, errTaken) {
-		return nil
+		return false, nil
 	}
 	if err != nil {
-		return err
+		return false, err
 	}
 	doomed := filepath.Join(filepath.Dir(path), buildPrefix+filepath.Base(path)+"-"+randomHex(4))
 	if err := os.Rename(path, doomed); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return errors.Join(err, d.release())
+		return false, errors.Join(err, d.release())
 	}
 	d.path = doomed
-	return d.remove()
+	return true, d.remove()
 }
