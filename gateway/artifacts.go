@@ -105,8 +105,7 @@ type artifactReader struct {
 // Read reads on. An error ends the connection, so that the client sees that it does not have everything.
 func (r *artifactReader) Read(p []byte) (int, error) {
 	if len(r.rest) == 0 {
-		ctx, cancel := r.server.deadline()
-		defer cancel()
+		ctx := r.server.deadline()
 		piece, err := r.server.deps.Store.ReadArtifact(ctx, r.id, r.artifact, r.at, artifactPiece)
 		if err != nil {
 			r.server.log.Warn("file cut short", "request_id", r.call.id, "run", r.id, "error", err)

@@ -53,7 +53,7 @@ func (l *conns) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		c := &conn{Conn: nc, owner: l}
+		c := &conn{Conn: nc, owner: l, remote: nc.RemoteAddr().String()}
 		if l.add(c) {
 			return c, nil
 		}
@@ -119,7 +119,22 @@ func (l *conns) closeAll() {
 
 type conn struct {
 	net.Conn
-	owner *conns
+	owner  *conns
+	remote string // address of the other side
+}
+
+// remoteOf is the address of the other side of a connection.
+func remoteOf(nc net.Conn) string {
+	for {
+		switch c := nc.(type) {
+		case *conn:
+			return c.remote
+		case interface{ NetConn() net.Conn }: // TLS
+			nc = c.NetConn()
+		default:
+			return nc.RemoteAddr().String()
+		}
+	}
 }
 
 // NetConn is the connection below.

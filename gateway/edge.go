@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -50,9 +51,9 @@ func callOf(c *fiber.Ctx) *call {
 	if !validRequestID(id) {
 		id = rand.Text()
 	}
-	k := &call{id: id, start: time.Now(), method: c.Method(), path: c.Path(), remote: c.Context().RemoteAddr().String()}
+	k := &call{id: id, start: time.Now(), method: c.Method(), path: c.Path(), remote: remoteOf(c.Context().Conn())}
 	c.Locals(callKey{}, k)
-	c.Set(headerRequestID, id)
+	setHeader(c, headerRequestID, id)
 	return k
 }
 
@@ -68,8 +69,8 @@ func challenge(c *fiber.Ctx) string {
 
 // secureHeaders are on every answer: nothing of the API is for caches or for guessing browsers.
 func secureHeaders(c *fiber.Ctx) {
-	c.Set(fiber.HeaderCacheControl, "no-store")
-	c.Set(fiber.HeaderXContentTypeOptions, "nosniff")
+	setHeader(c, fiber.HeaderCacheControl, "no-store")
+	setHeader(c, fiber.HeaderXContentTypeOptions, "nosniff")
 }
 
 // edge surrounds every request: id, panics, problems, log and metrics.
@@ -175,8 +176,7 @@ type handler func(ctx context.Context, c *fiber.Ctx, key run.Key) error
 // as authenticates the request, demands the role and calls h.
 func (s *Server) as(role run.Role, h handler) fiber.Handler {
 	return func(c *fiber.Ctx) error {
-		ctx, cancel := s.deadline()
-		defer cancel()
+		ctx := s.deadline()
 		authorization := headerValues(c, fiber.HeaderAuthorization)
 		k := callOf(c)
 		k.secret = len(authorization) > 0
@@ -223,7 +223,7 @@ func (s *Server) readBody(ctx context.Context, c *fiber.Ctx) (body []byte, relea
 		return nil, nil, problem(CodeUnavailable, "Too many large requests are being read.").because(err)
 	}
 	release = func() { s.bodies.Release(size) }
-	body, err = readLimited(c.Request().BodyStream(), limit)
+	body, err = readLimited(c.Request().BodyStream(), limit, int(min(size, firstRead)))
 	if err != nil {
 		release()
 		return nil, nil, err
@@ -232,11 +232,17 @@ func (s *Server) readBody(ctx context.Context, c *fiber.Ctx) (body []byte, relea
 	return body, release, nil
 }
 
-func readLimited(r io.Reader, limit int64) ([]byte, error) {
+// firstRead is how much memory a body gets before a byte of it was read.
+const firstRead = 4 << 10
+
+// readLimited reads a body of at most limit bytes, of which so many are expected.
+func readLimited(r io.Reader, limit int64, expected int) ([]byte, error) {
 	if r == nil {
 		return nil, nil
 	}
-	body, err := io.ReadAll(io.LimitReader(r, limit+1))
+	buffer := bytes.NewBuffer(make([]byte, 0, expected+bytes.MinRead)) // which it reads in pieces of at least
+	_, err := buffer.ReadFrom(io.LimitReader(r, limit+1))
+	body := buffer.Bytes()
 	var ne net.Error
 	switch {
 	case errors.As(err, &ne) && ne.Timeout():
@@ -251,12 +257,14 @@ func readLimited(r io.Reader, limit int64) ([]byte, error) {
 
 // checkMedia demands an uncompressed JSON body: unpacking is a way to send far more than BodyLimit.
 func checkMedia(c *fiber.Ctx) error {
-	mediaType, params, err := mime.ParseMediaType(c.Get(fiber.HeaderContentType))
-	if err != nil || mediaType != fiber.MIMEApplicationJSON {
-		return problem(CodeUnsupportedMediaType, "", FieldError{fiber.HeaderContentType, "must be application/json"})
-	}
-	if cs, ok := params["charset"]; ok && !strings.EqualFold(cs, "utf-8") {
-		return problem(CodeUnsupportedMediaType, "", FieldError{fiber.HeaderContentType, "must be in UTF-8"})
+	if contentType := c.Get(fiber.HeaderContentType); contentType != fiber.MIMEApplicationJSON {
+		mediaType, params, err := mime.ParseMediaType(contentType)
+		if err != nil || mediaType != fiber.MIMEApplicationJSON {
+			return problem(CodeUnsupportedMediaType, "", FieldError{fiber.HeaderContentType, "must be application/json"})
+		}
+		if cs, ok := params["charset"]; ok && !strings.EqualFold(cs, "utf-8") {
+			return problem(CodeUnsupportedMediaType, "", FieldError{fiber.HeaderContentType, "must be in UTF-8"})
+		}
 	}
 	if enc := c.Get(fiber.HeaderContentEncoding); enc != "" && !strings.EqualFold(enc, "identity") {
 		return problem(CodeUnsupportedMediaType, "", FieldError{fiber.HeaderContentEncoding, "must not be used"})

@@ -77,6 +77,7 @@ func (s *Server) streamEvents(ctx context.Context, c *fiber.Ctx, key run.Key, id
 			s.hub.leave(r)
 		}
 	}()
+	s.hub.ready(ctx, r)
 	last := after
 	if len(backlog) > 0 {
 		last = backlog[len(backlog)-1].Seq
@@ -105,8 +106,7 @@ func (s *Server) streamEvents(ctx context.Context, c *fiber.Ctx, key run.Key, id
 		over:      record.State.Terminal(),
 		sent:      after,
 		stored: func(after int64) ([]run.Event, bool, error) {
-			ctx, cancel := s.deadline()
-			defer cancel()
+			ctx := s.deadline()
 			return s.deps.Store.Events(ctx, key.Org, id, after)
 		},
 	}

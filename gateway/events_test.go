@@ -449,6 +449,7 @@ func TestZeroDataRetentionReachesLiveReadersOnly(t *testing.T) {
 		seen <- string(b)
 	}()
 	eventually(t, "the reader there", func() bool { return l.hub.size() == 1 })
+	l.hub.ready(l.ctx, &reader{})
 	l.must(l.store.Append(l.ctx, lease, run.NewEvent{Type: run.EventShell, At: time.Now(),
 		Data: run.ShellData{Command: "echo canary", Outcome: "exited", Output: "canary\n"}}))
 	l.settle(lease)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/gofiber/fiber/v2"
+	"github.com/gofiber/fiber/v2/utils"
 )
 
 const (
@@ -20,6 +21,12 @@ const (
 	maxBearer               = 256
 	secretPrefix            = "eph_"
 )
+
+// setHeader sets a header of the answer. The name is written as it goes out, each word with a capital, and the value has no line
+// breaks: neither is looked at.
+func setHeader(c *fiber.Ctx, name, value string) {
+	c.Response().Header.SetCanonical(utils.UnsafeBytes(name), utils.UnsafeBytes(value)) // copies both
+}
 
 // headerValues returns copies of all values of a header field.
 func headerValues(c *fiber.Ctx, name string) []string {

@@ -21,8 +21,7 @@ func (s *Server) healthz(c *fiber.Ctx) error { return sendJSON(c, http.StatusOK,
 // not stands in the log and on the admin listener only. A reason that knows when it will be over (RetryAfter) is asked.
 func (s *Server) readyz(verbose bool) fiber.Handler {
 	return func(c *fiber.Ctx) error {
-		ctx, cancel := s.deadline()
-		defer cancel()
+		ctx := s.deadline()
 		part, err := s.notReady(ctx)
 		if part == "" {
 			return sendJSON(c, http.StatusOK, health{"ready"})

@@ -22,31 +22,52 @@ const (
 	maxResubscribe = 5 * time.Second
 )
 
+// lingers is how long the subscription to events outlives its last reader, at least.
+const lingers = 15 * time.Second
+
 // hub holds the gateway's one subscription to events and hands each event to the readers of its run. It never waits
-// for a reader.
+// for a reader. Without readers there is no such subscription: every event of the cell would come, for nobody.
 type hub struct {
-	store Store
-	log   *slog.Logger
+	store   Store
+	log     *slog.Logger
+	lingers time.Duration
+	wanted  chan struct{} // a signal waits here when a reader has come
 
 	mu      sync.Mutex
 	readers map[run.ID]map[*reader]struct{}
 	count   int
 	drained bool
+	up      chan struct{} // closed while there is a subscription
 }
 
 func newHub(store Store, log *slog.Logger) *hub {
-	return &hub{store: store, log: log, readers: map[run.ID]map[*reader]struct{}{}}
+	return &hub{store: store, log: log, lingers: lingers, wanted: make(chan struct{}, 1), up: make(chan struct{}),
+		readers: map[run.ID]map[*reader]struct{}{}}
 }
 
-// run keeps the subscription until ctx ends.
+// run keeps the subscription to events while there are readers, until ctx ends.
 func (h *hub) run(ctx context.Context) {
 	h.keep(ctx, "event", func() (n int, err error) {
+		for h.size() == 0 {
+			select {
+			case <-ctx.Done():
+				return 0, nil
+			case <-h.wanted:
+			}
+		}
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
 		events, gap, err := h.store.Subscribe(ctx, h.followed)
 		if err != nil {
 			return 0, err
 		}
 		h.markGap() // whoever came before may have missed something
-		return h.relay(ctx, events, gap), nil
+		h.mu.Lock()
+		close(h.up)
+		h.mu.Unlock()
+		n = h.relay(ctx, events, gap)
+		h.down(func() bool { return true })
+		return n, nil
 	})
 }
 
@@ -86,12 +107,50 @@ func (h *hub) keep(ctx context.Context, what string, follow func() (int, error))
 	}
 }
 
-// relay hands out events until the subscription ends and returns how many there were.
+// down says that there is no subscription, if so decides, and returns whether it does. A reader that joins later waits.
+func (h *hub) down(decides func() bool) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !decides() {
+		return false
+	}
+	select {
+	case <-h.up:
+		h.up = make(chan struct{})
+	default: // said already
+	}
+	return true
+}
+
+// ready waits until events come to a reader that has joined, at most until ctx ends. What was before is for the caller to read
+// then.
+func (h *hub) ready(ctx context.Context, r *reader) {
+	h.mu.Lock()
+	up := h.up
+	h.mu.Unlock()
+	select {
+	case <-up:
+		r.mu.Lock()
+		r.gap = false
+		r.mu.Unlock()
+	case <-ctx.Done():
+	}
+}
+
+// relay hands out events until the subscription ends or was without readers for a while, and returns how many there were; at
+// least one of a subscription that was not broken.
 func (h *hub) relay(ctx context.Context, events <-chan run.Event, gap <-chan struct{}) (n int) {
-	for {
+	look := time.NewTicker(h.lingers)
+	defer look.Stop()
+	for idle := false; ; {
 		select {
 		case <-ctx.Done():
 			return n
+		case <-look.C:
+			if idle && h.down(func() bool { return h.count == 0 }) {
+				return max(n, 1)
+			}
+			idle = h.size() == 0
 		case ev, ok := <-events:
 			if !ok {
 				return n
@@ -179,6 +238,10 @@ func (h *hub) join(org string, id run.ID) *reader {
 	}
 	h.readers[id][r] = struct{}{}
 	h.count++
+	select {
+	case h.wanted <- struct{}{}:
+	default:
+	}
 	if h.drained {
 		r.signal(func() { r.drained = true })
 	}

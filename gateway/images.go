@@ -69,7 +69,7 @@ func (s *servedImages) last() (names []string, known, fresh bool) {
 // request.
 func (v *violations) image(q *request, r rules) {
 	s := &q.spec
-	if q.given["image"] && s.Image == "" {
+	if q.given.has("image") && s.Image == "" {
 		v.invalid("image", "is empty")
 		return
 	}
@@ -80,7 +80,7 @@ func (v *violations) image(q *request, r rules) {
 		return
 	}
 	detail := "is not an image of this server: " + shorten(s.ImageName())
-	if !q.given["image"] {
+	if !q.given.has("image") {
 		detail = "is required, since this server does not serve " + run.DefaultImage
 	}
 	if len(r.images) > 0 {

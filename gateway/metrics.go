@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -15,6 +16,21 @@ type metrics struct {
 	refusals  *prometheus.CounterVec
 	runs      *prometheus.CounterVec
 	streams   *prometheus.CounterVec
+
+	answers sync.Map // of answered by answerLabels: looking the labels up costs more than counting
+}
+
+// answerLabels are those of an answer.
+type answerLabels struct {
+	method, route string
+	status        int
+	streaming     bool
+}
+
+// answered counts and times one kind of answer.
+type answered struct {
+	requests  prometheus.Counter
+	durations prometheus.Observer // nil: they are not timed
 }
 
 func newMetrics(reg prometheus.Registerer, h *hub) *metrics {
@@ -47,9 +63,19 @@ func (m *metrics) request(k *call, status int, d time.Duration) {
 	if route == "" {
 		route, method = "none", "any" // both are the client's choice
 	}
-	m.requests.WithLabelValues(method, route, strconv.Itoa(status)).Inc()
-	if !k.streaming {
-		m.durations.WithLabelValues(method, route).Observe(d.Seconds())
+	labels := answerLabels{method, route, status, k.streaming}
+	known, ok := m.answers.Load(labels)
+	if !ok {
+		of := &answered{requests: m.requests.WithLabelValues(method, route, strconv.Itoa(status))}
+		if !k.streaming {
+			of.durations = m.durations.WithLabelValues(method, route)
+		}
+		known, _ = m.answers.LoadOrStore(labels, of)
+	}
+	of := known.(*answered)
+	of.requests.Inc()
+	if of.durations != nil {
+		of.durations.Observe(d.Seconds())
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/gofiber/fiber/v2"
+	"github.com/gofiber/fiber/v2/utils"
 
 	"github.com/ephemeral-run/ephemeral/run"
 )
@@ -36,8 +37,8 @@ func (s *Server) allowance(c *fiber.Ctx, a run.Allowance) {
 	b = strconv.AppendInt(b, int64(a.Remaining), 10)
 	b = append(b, ";t="...)
 	b = strconv.AppendInt(b, int64(seconds(min(a.Full, time.Second/time.Duration(s.rate.PerSecond)))), 10)
-	c.Response().Header.SetBytesV(headerRateLimit, b)
-	c.Set(headerRateLimitPolicy, s.policy)
+	setHeader(c, headerRateLimit, utils.UnsafeString(b))
+	setHeader(c, headerRateLimitPolicy, s.policy)
 }
 
 // seconds rounds up to whole seconds.

@@ -38,15 +38,15 @@ func (s *Server) createRun(ctx context.Context, c *fiber.Ctx, key run.Key) error
 	if replayed {
 		c.Set(headerIdempotencyReplay, "true")
 	}
-	c.Set(fiber.HeaderLocation, "/v1/runs/"+string(record.ID))
+	setHeader(c, fiber.HeaderLocation, "/v1/runs/"+string(record.ID))
 	record, waited, err := s.waitIfPreferred(c, key, record)
 	if err != nil {
 		return err
 	}
 	if waited && record.State.Terminal() {
-		return sendJSON(c, http.StatusOK, record)
+		return sendJSON(c, http.StatusOK, &record)
 	}
-	return sendJSON(c, http.StatusAccepted, record)
+	return sendJSON(c, http.StatusAccepted, &record)
 }
 
 // traced begins the trace of the run, where traces are on: in the client's, or in one that is named like the run.
@@ -59,7 +59,7 @@ func (s *Server) traced(c *fiber.Ctx, a *run.Admission) (err error) {
 	}
 	k := callOf(c)
 	k.trace = s.deps.Traces.Request(k.start, c.Get("traceparent"), a.ID)
-	a.Spec.Traceparent = k.trace.Traceparent()
+	a.Spec.Traceparent, a.Encoded = k.trace.Traceparent(), ""
 	return nil
 }
 
@@ -88,11 +88,11 @@ func (s *Server) readAdmission(ctx context.Context, c *fiber.Ctx, key run.Key) (
 	if err != nil {
 		return run.Admission{}, err
 	}
-	print, err := fingerprint(spec)
+	print, canonical, err := fingerprint(spec)
 	if err != nil {
 		return run.Admission{}, err
 	}
-	return run.Admission{Org: key.Org, Key: key.ID, Spec: spec, Fingerprint: print, FirstSlice: s.deps.FirstSlice}, nil
+	return run.Admission{Org: key.Org, Key: key.ID, Spec: spec, Encoded: canonical, Fingerprint: print, FirstSlice: s.deps.FirstSlice}, nil
 }
 
 // waitIfPreferred waits for the run's end as long as the client prefers, at most MaxWait. waited tells whether there
@@ -120,8 +120,7 @@ func (s *Server) stillValid(k *call) error {
 	if k.valid == nil {
 		return nil
 	}
-	ctx, cancel := s.deadline()
-	defer cancel()
+	ctx := s.deadline()
 	err := k.valid(ctx)
 	if errors.Is(err, run.ErrUnauthenticated) || errors.Is(err, run.ErrNotFound) {
 		return fmt.Errorf("after the wait: %w", run.ErrUnauthenticated)
@@ -169,8 +168,7 @@ func (s *Server) await(org string, record run.Run, d time.Duration, left func() 
 
 // refresh reads the run again; when that fails it is what was known.
 func (s *Server) refresh(org string, record run.Run) run.Run {
-	ctx, cancel := s.deadline()
-	defer cancel()
+	ctx := s.deadline()
 	latest, err := s.deps.Store.Get(ctx, org, record.ID)
 	if err != nil {
 		s.log.Warn("run cannot be read while a client waits for it", "run", record.ID, "error", err)
@@ -193,7 +191,7 @@ func (s *Server) getRun(ctx context.Context, c *fiber.Ctx, key run.Key) error {
 	if err != nil {
 		return err
 	}
-	return sendJSON(c, http.StatusOK, record)
+	return sendJSON(c, http.StatusOK, &record)
 }
 
 // cancelRun answers POST /v1/runs/{id}/cancel: 202 while the node still has to end the run. Cancelling an ended run
@@ -208,9 +206,9 @@ func (s *Server) cancelRun(ctx context.Context, c *fiber.Ctx, key run.Key) error
 		return err
 	}
 	if record.State.Terminal() {
-		return sendJSON(c, http.StatusOK, record)
+		return sendJSON(c, http.StatusOK, &record)
 	}
-	return sendJSON(c, http.StatusAccepted, record)
+	return sendJSON(c, http.StatusAccepted, &record)
 }
 
 // deleteRun answers DELETE /v1/runs/{id}.
@@ -254,6 +252,6 @@ func sendJSON(c *fiber.Ctx, status int, v any) error {
 	if err != nil {
 		return fmt.Errorf("encode answer: %w", err)
 	}
-	c.Set(fiber.HeaderContentType, fiber.MIMEApplicationJSON)
+	setHeader(c, fiber.HeaderContentType, fiber.MIMEApplicationJSON)
 	return c.Status(status).Send(body)
 }

@@ -97,23 +97,24 @@ type Deps struct {
 
 // Server is one gateway.
 type Server struct {
-	cfg      Config
-	deps     Deps
-	log      *slog.Logger
-	app      *fiber.App // the public API
-	admin    *fiber.App // metrics and health
-	site     *web.Site  // the pages for people
-	hub      *hub
-	metrics  *metrics
-	cors     cors
-	rate     run.Rate            // of each key
-	policy   string              // the rate as a header
-	images   servedImages        // by the cell's nodes
-	bodies   *semaphore.Weighted // bytes of request bodies in memory
-	base     context.Context     // of everything done for a request; ends when the drain is over
-	stop     context.CancelFunc
-	draining atomic.Bool
-	streams  sync.WaitGroup // event streams, which the HTTP server has handed over
+	cfg       Config
+	deps      Deps
+	log       *slog.Logger
+	app       *fiber.App // the public API
+	admin     *fiber.App // metrics and health
+	site      *web.Site  // the pages for people
+	hub       *hub
+	metrics   *metrics
+	cors      cors
+	rate      run.Rate            // of each key
+	policy    string              // the rate as a header
+	images    servedImages        // by the cell's nodes
+	bodies    *semaphore.Weighted // bytes of request bodies in memory
+	base      context.Context     // of everything done for a request; ends when the drain is over
+	deadlines deadlines
+	stop      context.CancelFunc
+	draining  atomic.Bool
+	streams   sync.WaitGroup // event streams, which the HTTP server has handed over
 }
 
 // New makes a gateway. It serves nothing yet. It panics on a configuration that Validate refuses, and on embedded pages
@@ -147,6 +148,7 @@ func New(cfg Config, deps Deps) *Server {
 		s.policy = ratePolicy(s.rate)
 	}
 	s.base, s.stop = context.WithCancel(context.Background())
+	s.deadlines = deadlines{base: s.base, life: cfg.StoreTimeout}
 	s.hub = newHub(deps.Store, s.log)
 	s.metrics = newMetrics(deps.Registry, s.hub)
 	if cell, ok := deps.Store.(interface {
@@ -327,9 +329,4 @@ func closeListener(ln net.Listener) error {
 		return fmt.Errorf("close listener %s: %w", ln.Addr(), err)
 	}
 	return nil
-}
-
-// deadline is the context of the store calls of one request.
-func (s *Server) deadline() (context.Context, context.CancelFunc) {
-	return context.WithTimeout(s.base, s.cfg.StoreTimeout)
 }

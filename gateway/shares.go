@@ -91,8 +91,7 @@ func (s *Server) revokeShare(ctx context.Context, c *fiber.Ctx, key run.Key) err
 // withShare authenticates a request by the token of a share and calls h with the run that it opens.
 func (s *Server) withShare(h func(ctx context.Context, c *fiber.Ctx, org string, id run.ID) error) fiber.Handler {
 	return func(c *fiber.Ctx) error {
-		ctx, cancel := s.deadline()
-		defer cancel()
+		ctx := s.deadline()
 		authorization := headerValues(c, fiber.HeaderAuthorization)
 		k := callOf(c)
 		k.secret = len(authorization) > 0

@@ -58,8 +58,7 @@ type account struct {
 func (s *Server) getSignup(c *fiber.Ctx) error {
 	terms := signupTerms{}
 	if s.cfg.Signup.Open {
-		ctx, cancel := s.deadline()
-		defer cancel()
+		ctx := s.deadline()
 		given, err := s.deps.Store.TrialGiven(ctx)
 		if err != nil {
 			return err
@@ -78,8 +77,7 @@ func (s *Server) signUp(c *fiber.Ctx) error {
 	if !cfg.Open {
 		return problem(CodeSignupClosed, "")
 	}
-	ctx, cancel := s.deadline()
-	defer cancel()
+	ctx := s.deadline()
 	from, err := clientAddress(c, cfg.Header)
 	if err != nil {
 		return err

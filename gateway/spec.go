@@ -5,7 +5,6 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -45,18 +44,23 @@ type rules struct {
 // request is a run's request while it is read: what was absent must be told from what was zero.
 type request struct {
 	spec   run.Spec
-	given  map[string]bool // members of the body
+	given  names // members of the body
 	budget int64
 	time   int64
 	keep   int64
 }
+
+// names are the members that an object has: few enough to look through, and none twice.
+type names []string
+
+func (n names) has(name string) bool { return slices.Contains(n, name) }
 
 // parseSpec reads and checks the body of POST /v1/runs and fills in the defaults. The error is a *Problem that names
 // every field at fault.
 func parseSpec(body []byte, r rules) (run.Spec, error) {
 	req := request{
 		spec:   run.Spec{Shell: true},
-		given:  map[string]bool{},
+		given:  make(names, 0, 16),
 		budget: defaultCostMicros,
 		time:   defaultTimeout,
 	}
@@ -75,7 +79,7 @@ func parseSpec(body []byte, r rules) (run.Spec, error) {
 
 // member reads one member of the body.
 func (q *request) member(d *decoder, name string) error {
-	q.given[name] = true
+	q.given = append(q.given, name)
 	s := &q.spec
 	switch name {
 	case "prompt":
@@ -112,7 +116,7 @@ func (q *request) member(d *decoder, name string) error {
 	case "metadata":
 		return d.object(name, q.metadata)
 	}
-	delete(q.given, name)
+	q.given = q.given[:len(q.given)-1]
 	return errUnknownField
 }
 
@@ -165,17 +169,17 @@ func (q *request) check(r rules) *Problem {
 	v.number("timeout_seconds", q.time, minTimeoutSeconds, maxTimeoutSeconds)
 	v.number("max_cost_micros", q.budget, minCostMicros, maxCostMicros)
 	q.spec.TimeoutSeconds, q.spec.MaxCostMicros = int(q.time), run.Micros(q.budget)
-	if q.given["retention_seconds"] {
+	if q.given.has("retention_seconds") {
 		v.number("retention_seconds", q.keep, minRetention, maxRetention)
 		q.spec.RetentionSeconds = int(q.keep)
 	}
 	v.image(q, r)
 	v.files(q.spec.Files)
 	v.metadata(q.spec.Metadata)
-	if q.given["command"] {
+	if q.given.has("command") {
 		v.commandOnly(q)
 	}
-	if !q.given["command"] || q.spec.ExposeBroker {
+	if !q.given.has("command") || q.spec.ExposeBroker {
 		v.model(q, r)
 		v.connections(q.spec.Connections, r)
 	}
@@ -217,12 +221,12 @@ func (v *violations) problem() *Problem {
 // prompt checks that there is exactly one of prompt and command and that it says something.
 func (v *violations) prompt(q *request) {
 	switch {
-	case q.given["prompt"] && q.given["command"]:
+	case q.given.has("prompt") && q.given.has("command"):
 		v.invalid("prompt", "cannot be given together with command")
 		v.invalid("command", "cannot be given together with prompt")
-	case q.given["prompt"]:
+	case q.given.has("prompt"):
 		v.content("prompt", q.spec.Prompt, maxPrompt)
-	case q.given["command"]:
+	case q.given.has("command"):
 		v.content("command", q.spec.Command, maxCommand)
 		if strings.ContainsRune(q.spec.Command, 0) {
 			v.invalid("command", "contains a NUL character")
@@ -250,11 +254,11 @@ func (v *violations) number(field string, n, least, most int64) {
 // commandOnly refuses what a command cannot use: it runs without model, web and connections, unless its programs reach
 // the broker.
 func (v *violations) commandOnly(q *request) {
-	if q.given["prompt"] {
+	if q.given.has("prompt") {
 		return // said already
 	}
 	alone := !q.spec.ExposeBroker
-	if alone && q.given["model"] {
+	if alone && q.given.has("model") {
 		v.invalid("model", "cannot be used with command, which runs without a model unless expose_broker is true")
 	}
 	if alone && q.spec.Web {
@@ -270,7 +274,7 @@ func (v *violations) commandOnly(q *request) {
 
 // model fills in the default model and checks that the model exists.
 func (v *violations) model(q *request, r rules) {
-	if !q.given["model"] {
+	if !q.given.has("model") {
 		q.spec.Model = r.defaultModel
 		if q.spec.Model == "" {
 			v.invalid("model", "is required, since this server has no default model")
@@ -300,7 +304,12 @@ func (v *violations) metadata(m map[string]string) {
 	if len(m) > maxMetadata {
 		v.invalid("metadata", "has too many entries, at most %d are allowed", maxMetadata)
 	}
-	for _, key := range slices.Sorted(maps.Keys(m)) {
+	keys := make([]string, 0, maxMetadata+1)
+	for key := range m {
+		keys = append(keys, key)
+	}
+	slices.Sort(keys)
+	for _, key := range keys {
 		value := m[key]
 		field := join("metadata", key)
 		if key == "" || len(key) > maxMetadataKey || hasControl(key) {
@@ -312,15 +321,15 @@ func (v *violations) metadata(m map[string]string) {
 	}
 }
 
-// fingerprint is the SHA-256 of the accepted request in canonical form: white space, the order of keys and defaults
-// written out make no difference.
-func fingerprint(s run.Spec) (string, error) {
-	b, err := json.Marshal(s) // fields in declared order, map keys sorted
+// fingerprint is the SHA-256 of the accepted request in canonical form, which is returned too: white space, the order of keys
+// and defaults written out make no difference.
+func fingerprint(s run.Spec) (sum, canonical string, err error) {
+	b, err := json.Marshal(&s) // fields in declared order, map keys sorted
 	if err != nil {
-		return "", fmt.Errorf("encode request for fingerprint: %w", err)
+		return "", "", fmt.Errorf("encode request for fingerprint: %w", err)
 	}
 	h := sha256.New()
 	h.Write([]byte(fingerprintVersion))
 	h.Write(b)
-	return hex.EncodeToString(h.Sum(nil)), nil
+	return hex.EncodeToString(h.Sum(nil)), string(b), nil
 }

@@ -246,7 +246,7 @@ func TestFingerprint(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		f, err := fingerprint(spec)
+		f, _, err := fingerprint(spec)
 		if err != nil || len(f) != 64 {
 			t.Fatalf("%q, %v", f, err)
 		}

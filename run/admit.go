@@ -33,13 +33,19 @@ func (s *Store) Admit(ctx context.Context, a Admission) (r Run, replayed bool, e
 		return fail(err)
 	}
 	kept, whole := a.Spec.split()
-	request, err := encode("request", kept)
-	if err != nil {
-		return fail(err)
+	spec := a.Encoded
+	if spec == "" {
+		var err error
+		if spec, err = encode("request", &a.Spec); err != nil {
+			return fail(err)
+		}
 	}
-	spec := ""
-	if !whole {
-		if spec, err = encode("request", a.Spec); err != nil {
+	request := spec
+	if whole {
+		spec = ""
+	} else {
+		var err error
+		if request, err = encode("request", &kept); err != nil {
 			return fail(err)
 		}
 	}
@@ -48,6 +54,7 @@ func (s *Store) Admit(ctx context.Context, a Admission) (r Run, replayed bool, e
 	}
 	id := a.ID
 	if id == "" {
+		var err error
 		if id, err = NewID(); err != nil {
 			return fail(err)
 		}
@@ -73,7 +80,7 @@ func (s *Store) Admit(ctx context.Context, a Admission) (r Run, replayed bool, e
 		if err != nil {
 			return fail(err)
 		}
-		r, err := s.whole(ctx, a.Org, ID(rep.text(1)), rep.fields(2), place)
+		r, err := s.whole(ctx, a.Org, ID(rep.text(1)), rep.record(2), place, sameSpec{request, kept})
 		if err != nil {
 			return fail(fmt.Errorf("replay: %w", err))
 		}

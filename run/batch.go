@@ -41,6 +41,16 @@ type passenger struct {
 
 	command func(callers int) redis.Cmder // makes cmd when the round trip begins; nil: it is made
 	callers int                           // who share it
+
+	read  sync.Once // of what the answer says, for all who share it
+	value any
+	err   error
+}
+
+// reading is what f makes of the answer, which is asked once for all who share it.
+func (p *passenger) reading(f func(redis.Cmder) (any, error)) (any, error) {
+	p.read.Do(func() { p.value, p.err = f(p.cmd) })
+	return p.value, p.err
 }
 
 // do sends a command and waits for its answer, at most until ctx ends; the command must not be looked at after that.
@@ -61,20 +71,20 @@ func (b *batcher) do(ctx context.Context, cmd redis.Cmder) error {
 
 // hgetall reads a hash, shared. Nobody may change the map.
 func (b *batcher) hgetall(ctx context.Context, key string) (map[string]string, error) {
-	cmd, _, err := b.share(ctx, key, func(int) redis.Cmder {
+	p, _, err := b.share(ctx, key, func(int) redis.Cmder {
 		return redis.NewMapStringStringCmd(context.WithoutCancel(ctx), "hgetall", key)
 	})
 	if err != nil {
 		return nil, err
 	}
-	return cmd.(*redis.MapStringStringCmd).Val(), nil
+	return p.cmd.(*redis.MapStringStringCmd).Val(), nil
 }
 
 // share sends one command for all who ask for the same, by what, before it is sent: its answer is as new as if each had asked
 // alone. command makes it for so many callers; turn is which of them this one is, from 1. Nobody may change the answer.
-func (b *batcher) share(ctx context.Context, what string, command func(callers int) redis.Cmder) (cmd redis.Cmder, turn int, err error) {
+func (b *batcher) share(ctx context.Context, what string, command func(callers int) redis.Cmder) (p *passenger, turn int, err error) {
 	b.mu.Lock()
-	p := b.shared[what]
+	p = b.shared[what]
 	if p == nil {
 		p = &passenger{what: what, command: command, done: make(chan struct{})}
 		if b.shared == nil {
@@ -89,7 +99,7 @@ func (b *batcher) share(ctx context.Context, what string, command func(callers i
 	if err := p.wait(ctx); err != nil {
 		return nil, 0, err
 	}
-	return p.cmd, turn, nil
+	return p, turn, nil
 }
 
 // board puts p into the next round trip, which begins now unless enough are under way. The caller holds mu.
@@ -198,14 +208,14 @@ func (s *Store) evalBatched(ctx context.Context, sc *script, keys []string, args
 // evalShared runs a script that only reads, as eval does. Callers that give the same keys for the same round trip share
 // the answer: its arguments may differ in the time only.
 func (s *Store) evalShared(ctx context.Context, sc *script, keys []string, args ...any) (reply, error) {
-	cmd, _, err := s.batch.share(ctx, sc.name+" "+strings.Join(keys, " "), func(int) redis.Cmder { return sc.call(context.WithoutCancel(ctx), keys, args) })
+	p, _, err := s.batch.share(ctx, sc.name+" "+strings.Join(keys, " "), func(int) redis.Cmder { return sc.call(context.WithoutCancel(ctx), keys, args) })
 	if redis.HasErrorPrefix(err, "NOSCRIPT") {
 		return s.eval(ctx, sc, keys, args...)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", sc.name, unavailable(err))
 	}
-	return cmd.(*redis.SliceCmd).Val(), nil
+	return p.cmd.(*redis.SliceCmd).Val(), nil
 }
 
 // call is the command that runs a script by its hash.

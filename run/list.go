@@ -118,16 +118,16 @@ func (s *Store) Get(ctx context.Context, org string, id ID) (Run, error) {
 	if err != nil {
 		return Run{}, fmt.Errorf("get %s: %w", id, err)
 	}
-	return s.whole(ctx, org, id, r.fields(1), place)
+	return s.whole(ctx, org, id, r.record(1), place, sameSpec{})
 }
 
 // whole is the run with these fields in its record, contents added; queue is its place in line. Errors as for Get.
-func (s *Store) whole(ctx context.Context, org string, id ID, f map[string]string, queue *Place) (Run, error) {
+func (s *Store) whole(ctx context.Context, org string, id ID, f map[string]string, queue *Place, same sameSpec) (Run, error) {
 	fail := func(err error) (Run, error) { return Run{}, fmt.Errorf("get %s: %w", id, err) }
 	if len(f) == 0 || (org != "" && f["org"] != org) {
 		return fail(ErrNotFound)
 	}
-	r, err := decodeRun(id, f)
+	r, err := decodeRunWith(id, f, same)
 	if err != nil {
 		return Run{}, fmt.Errorf("get: %w", err)
 	}

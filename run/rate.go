@@ -54,45 +54,62 @@ func (s *Store) AuthenticateAt(ctx context.Context, secret string, rate Rate) (K
 	}
 	sum, every := digest(secret), rate.interval()
 	most := every * time.Duration(rate.Burst)
-	r, turn, err := s.countUse(ctx, sum, every, most)
-	if err != nil {
-		return Key{}, Allowance{}, fmt.Errorf("authenticate: %w", err)
-	}
-	k, err := decodeKey(r.fields(1))
+	u, turn, err := s.countUse(ctx, sum, every, most)
 	if err == nil {
-		err = s.usable(k)
+		err = s.usable(u.key)
 	}
 	if err != nil {
 		return Key{}, Allowance{}, fmt.Errorf("authenticate: %w", err)
 	}
-	granted, err := r.int(2)
-	if err != nil {
-		return Key{}, Allowance{}, fmt.Errorf("authenticate: %w", err)
+	ahead := time.Duration(u.before)*time.Microsecond + every*time.Duration(min(int64(turn), u.granted))
+	if int64(turn) <= u.granted {
+		return u.key, Allowance{Remaining: int((most - ahead) / every), Full: ahead}, nil
 	}
-	before, err := r.int(3)
-	if err != nil {
-		return Key{}, Allowance{}, fmt.Errorf("authenticate: %w", err)
+	return u.key, Allowance{Full: ahead, Wait: ahead + every - most}, fmt.Errorf("API key %s: %w", u.key.ID, ErrRateLimited)
+}
+
+// uses is what authenticate.lua says: the key, how many of the uses are granted, and by how many microseconds those before
+// ran ahead of the rate.
+type uses struct {
+	key             Key
+	granted, before int64
+}
+
+// decodeUses reads an answer of authenticate.lua. ErrUnauthenticated: there is no such key.
+func decodeUses(r reply) (u uses, err error) {
+	if u.key, err = decodeKey(r.fields(1)); err != nil {
+		return uses{}, err
 	}
-	ahead := time.Duration(before)*time.Microsecond + every*time.Duration(min(int64(turn), granted))
-	if int64(turn) <= granted {
-		return k, Allowance{Remaining: int((most - ahead) / every), Full: ahead}, refused(r)
+	if u.granted, err = r.int(2); err != nil {
+		return uses{}, err
 	}
-	return k, Allowance{Full: ahead, Wait: ahead + every - most}, fmt.Errorf("API key %s: %w", k.ID, ErrRateLimited)
+	if u.before, err = r.int(3); err != nil {
+		return uses{}, err
+	}
+	return u, refused(r)
 }
 
 // countUse reads the key with this digest and counts uses of it: those who ask before it is asked for are counted together,
 // in turns.
-func (s *Store) countUse(ctx context.Context, sum string, every, most time.Duration) (r reply, turn int, err error) {
+func (s *Store) countUse(ctx context.Context, sum string, every, most time.Duration) (u uses, turn int, err error) {
 	keys := []string{s.keys.secret(sum), s.keys.rate(sum)}
-	cmd, turn, err := s.batch.share(ctx, "use "+strconv.FormatInt(every.Microseconds(), 10)+" "+strconv.FormatInt(most.Microseconds(), 10)+" "+sum, func(callers int) redis.Cmder {
+	p, turn, err := s.batch.share(ctx, "use "+strconv.FormatInt(every.Microseconds(), 10)+" "+strconv.FormatInt(most.Microseconds(), 10)+" "+sum, func(callers int) redis.Cmder {
 		return authenticateScript.call(context.WithoutCancel(ctx), keys, []any{every.Microseconds(), most.Microseconds(), callers})
 	})
 	if redis.HasErrorPrefix(err, "NOSCRIPT") { // for this caller alone
 		r, err := s.eval(ctx, authenticateScript, keys, every.Microseconds(), most.Microseconds(), 1)
-		return r, 1, err
+		if err != nil {
+			return uses{}, 0, err
+		}
+		u, err := decodeUses(r)
+		return u, 1, err
 	}
 	if err != nil {
-		return nil, 0, fmt.Errorf("%s: %w", authenticateScript.name, unavailable(err))
+		return uses{}, 0, fmt.Errorf("%s: %w", authenticateScript.name, unavailable(err))
 	}
-	return cmd.(*redis.SliceCmd).Val(), turn, nil
+	value, err := p.reading(func(cmd redis.Cmder) (any, error) { return decodeUses(cmd.(*redis.SliceCmd).Val()) })
+	if err != nil {
+		return uses{}, 0, err
+	}
+	return value.(uses), turn, nil
 }

@@ -81,8 +81,39 @@ func stageMicros(ms float64) int64 {
 	return int64(us)
 }
 
+// shownFields are those fields of a record that say all that is shown of a run which has not ended; the state is the first.
+var shownFields = [...]string{"state", "org", "request", "queued_us", "reserved", "charged", "model", "web", "compute", "split",
+	"started_us", "node", "machine", "image", "isolation"}
+
+// record reads a record that a script answered with as the i-th value (record() in lib.lua): the values of shownFields, or
+// names and values of all fields.
+func (r reply) record(i int) map[string]string {
+	if i >= len(r) {
+		return nil
+	}
+	values, _ := r[i].([]any)
+	if len(values) != len(shownFields) { // an odd number
+		return r.fields(i)
+	}
+	m := make(map[string]string, len(values))
+	for j, v := range values {
+		if text, ok := v.(string); ok {
+			m[shownFields[j]] = text
+		}
+	}
+	return m
+}
+
+// sameSpec is a request whose encoded form is known, so that a record with the same one need not be decoded.
+type sameSpec struct {
+	encoded string
+	spec    Spec
+}
+
 // decodeRun builds a run from the fields of its record. Contents are not in it: see readContents.
-func decodeRun(id ID, f map[string]string) (Run, error) {
+func decodeRun(id ID, f map[string]string) (Run, error) { return decodeRunWith(id, f, sameSpec{}) }
+
+func decodeRunWith(id ID, f map[string]string, same sameSpec) (Run, error) {
 	d := decoder{f: f}
 	r := Run{ID: id, Org: f["org"], State: State(f["state"]), QueuedAt: d.time("queued_us"),
 		StartedAt: d.optional("started_us"), EndedAt: d.optional("ended_us"), Node: f["node"], Machine: f["machine"],
@@ -94,9 +125,12 @@ func decodeRun(id ID, f map[string]string) (Run, error) {
 	if d.err != nil {
 		return Run{}, fmt.Errorf("record of %s: %w", id, d.err)
 	}
-	r.Request = &Spec{}
-	if err := json.Unmarshal([]byte(f["request"]), r.Request); err != nil {
-		return Run{}, fmt.Errorf("record of %s: request: %w", id, err)
+	r.Request = &same.spec
+	if request := f["request"]; request != same.encoded || request == "" {
+		r.Request = &Spec{}
+		if err := json.Unmarshal([]byte(request), r.Request); err != nil {
+			return Run{}, fmt.Errorf("record of %s: request: %w", id, err)
+		}
 	}
 	if r.State.Terminal() {
 		if err := r.decodeOutcome(f["outcome"], d.optional("taken_us")); err != nil {

@@ -43,6 +43,7 @@ type Admission struct {
 	Org            string
 	Key            string // id of the API key, whose limits hold
 	Spec           Spec
+	Encoded        string // Spec as JSON, where the caller has it; empty: it is encoded
 	IdempotencyKey string // empty: every call is a run
 	Fingerprint    string // of the canonical request body; compared when IdempotencyKey is set
 	FirstSlice     Micros // what the first compute slice costs; MaxCostMicros below it is ErrBudget

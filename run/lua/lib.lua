@@ -27,6 +27,14 @@ local function load(run)
     counted = v[17] == '1', warned = v[18] == '1'}
 end
 
+-- record reads a run's record for record() in record.go: of a run that has not ended the values of the fields that are shown,
+-- else names and values of all; nothing when there is none.
+local function record(run)
+  local v = redis.call('HMGET', run, unpack(shown))
+  if v[1] and not terminal[v[1]] then return v end
+  return redis.call('HGETALL', run)
+end
+
 -- leased tells whether the run belongs to the holder of this token now.
 local function leased(r, token)
   return r ~= nil and r.token == token and (r.state == 'starting' or r.state == 'running')
