@@ -12,14 +12,13 @@ import (
 
 // Bounds of a batch.
 const (
-	maxFlights    = 2               // round trips under way at once: while Redis works on one, the next fills
 	maxBatch      = 128             // commands in one
 	maxBatched    = 32 << 10        // bytes of a command that shares a round trip; a larger one travels alone
 	flightTimeout = 3 * readTimeout // of one round trip, whatever its callers wait
 )
 
-// batcher sends the commands of many callers in one round trip: what arrives while others are under way goes together
-// next. A command alone is sent at once. The order of commands of different callers is not kept. A command may be sent
+// batcher sends the commands of many callers in one round trip: what arrives while one is under way goes together in the next,
+// so that trips get fuller the more there is to do. A command alone is sent at once. The order of commands of different callers is not kept. A command may be sent
 // twice when a connection breaks, so only such may be given as can be repeated.
 type batcher struct {
 	send     func(ctx context.Context, cmds []redis.Cmder)
@@ -29,7 +28,7 @@ type batcher struct {
 	mu      sync.Mutex
 	waiting []*passenger
 	shared  map[string]*passenger // of those waiting, by what they ask for
-	flights int
+	flying  bool                  // a round trip is under way
 }
 
 // passenger is one command on its way.
@@ -102,7 +101,7 @@ func (b *batcher) share(ctx context.Context, what string, command func(callers i
 	return p, turn, nil
 }
 
-// board puts p into the next round trip, which begins now unless enough are under way. The caller holds mu.
+// board puts p into the next round trip, which begins now unless one is under way. The caller holds mu.
 func (b *batcher) board(p *passenger) {
 	if err := b.life.Err(); err != nil {
 		if p.what != "" {
@@ -114,8 +113,8 @@ func (b *batcher) board(p *passenger) {
 		return
 	}
 	b.waiting = append(b.waiting, p)
-	if b.flights < maxFlights {
-		b.flights++
+	if !b.flying {
+		b.flying = true
 		b.routines.Go(b.fly)
 	}
 }
@@ -126,7 +125,7 @@ func (b *batcher) fly() {
 		b.mu.Lock()
 		n := min(len(b.waiting), maxBatch)
 		if n == 0 {
-			b.flights--
+			b.flying = false
 			b.mu.Unlock()
 			return
 		}

@@ -85,7 +85,7 @@ func stageMicros(ms float64) int64 {
 var shownFields = [...]string{"state", "org", "request", "queued_us", "reserved", "charged", "model", "web", "compute", "split",
 	"started_us", "node", "machine", "image", "isolation"}
 
-// record reads a record that a script answered with as the i-th value (record() in lib.lua): the values of shownFields, or
+// record reads a record that a script answered with as the i-th value (readrun in lib.lua): the values of shownFields, or
 // names and values of all fields.
 func (r reply) record(i int) map[string]string {
 	if i >= len(r) {

@@ -94,8 +94,8 @@ func moved(r reply, id ID, to State, others ...string) error {
 	return refused(r, others...)
 }
 
-// stateTable is the tables above for the scripts: which states are terminal, and legal[from][to]. With it goes what of a run's
-// record is shown before the end.
+// stateTable is the tables above for the scripts: which states are terminal, and legal[from][to]. With them goes readshown, which
+// reads what of a run's record is shown before the end.
 func stateTable() string {
 	var b strings.Builder
 	b.WriteString("local terminal = {")
@@ -115,6 +115,6 @@ func stateTable() string {
 		b.WriteString("}, ")
 	}
 	b.WriteString("}\n")
-	fmt.Fprintf(&b, "local shown = {'%s'}\n", strings.Join(shownFields[:], "', '"))
+	fmt.Fprintf(&b, "local function readshown(run) return redis.call('HMGET', run, '%s') end\n", strings.Join(shownFields[:], "', '"))
 	return b.String()
 }

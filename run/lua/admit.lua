@@ -6,7 +6,7 @@
 --       10 request as the record keeps it, 11 whole spec ('': the request is whole), 12 '1' zero data retention,
 --       13 API key id, 14 default queue limit (0: none), 15 default concurrency, 16 prefix and 17 suffix of a run's key,
 --       18 how long the request wants its content kept after the end (ms; 0: as long as the rest), 19 image
--- Returns {'OK'} | {'REPLAY', run id, record(), place, wait} | {'CONFLICT'} | {'NOTFOUND'} (no such org) | {'BUDGET'} | {'FUNDS'} |
+-- Returns {'OK'} | {'REPLAY', run id, readrun(), place, wait} | {'CONFLICT'} | {'NOTFOUND'} (no such org) | {'BUDGET'} | {'FUNDS'} |
 --         {'IMAGE'} |
 --         {'FULL', when the request will be let in (microseconds from now; -1: not known)}
 -- OK has two more values: the run's place in line (0: not known) and the microseconds until its turn (-1: not known). So has
@@ -15,17 +15,19 @@
 local idem, run, events, spec, org, queue, active, runs, ring, limits, parked, keyparked, leases = unpack(KEYS)
 local k = {leases = leases, active = active, org = org, queue = queue, ring = ring, parked = parked}
 local id, now, amount = ARGV[3], tonumber(ARGV[5]), tonumber(ARGV[8])
-if redis.call('EXISTS', run) == 1 then return {'OK', '0', '-1'} end
 if ARGV[6] ~= '' then
   local seen = redis.call('GET', idem)
   if seen then
     local fingerprint, first = string.match(seen, '^(%S+) (%S+)$')
     if fingerprint ~= ARGV[6] then return {'CONFLICT'} end
-    local r = record(ARGV[16] .. first .. ARGV[17])
+    if first == id then return {'OK', '0', '-1'} end
+    local r = readrun(ARGV[16] .. first .. ARGV[17])
     local place, wait = 0, -1
     if r[1] == 'queued' then place, wait = standing(k, first, ARGV[4], tonumber(ARGV[15]), now) end
     return {'REPLAY', first, r, int(place), int(wait)}
   end
+elseif redis.call('EXISTS', run) == 1 then
+  return {'OK', '0', '-1'}
 end
 local o = redis.call('HMGET', org, 'balance', 'held', 'queue_limit', 'concurrency', 'images')
 if not o[1] then return {'NOTFOUND'} end

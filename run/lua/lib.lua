@@ -1,5 +1,5 @@
--- What the scripts share; it is put in front of each of them, after the table of states (states.go): terminal[state],
--- legal[from][to]. Times are whole microseconds of the caller's clock,
+-- What the scripts share; it is put in front of each of them, after what states.go makes: terminal[state], legal[from][to], and
+-- readshown(run), the values of those fields of a record that are shown before the end. Times are whole microseconds of the caller's clock,
 -- money is whole micro-dollars, both below 2^53, so that Lua's numbers hold them exactly.
 
 -- int writes a whole number; tostring would turn large ones into 1e+15.
@@ -27,10 +27,10 @@ local function load(run)
     counted = v[17] == '1', warned = v[18] == '1'}
 end
 
--- record reads a run's record for record() in record.go: of a run that has not ended the values of the fields that are shown,
--- else names and values of all; nothing when there is none.
-local function record(run)
-  local v = redis.call('HMGET', run, unpack(shown))
+-- readrun reads a run's record for record() in record.go: of a run that has not ended what readshown gives, else names and
+-- values of all fields; nothing when there is none.
+local function readrun(run)
+  local v = readshown(run)
   if v[1] and not terminal[v[1]] then return v end
   return redis.call('HGETALL', run)
 end
@@ -192,10 +192,9 @@ local function vacate(k, id, now, used)
 end
 
 -- departure is after how many milliseconds the n-th place is given up, of which c are held, some since the times in the set;
--- nil when nobody knows how long places are kept. What all keep equally long ends in order; what ends at random ends evenly.
-local function departure(n, c, since, service, now)
-  local v = redis.call('HMGET', service, 'mean', 'square')
-  if not v[1] then return nil end
+-- v: mean and mean square of how long places are kept. What all keep equally long ends in order; what ends at random ends
+-- evenly.
+local function departure(n, c, since, v, now)
   local mean = num(v[1])
   local rounds, at = math.floor((n - 1) / c), (n - 1) % c
   local left = mean
@@ -206,15 +205,15 @@ local function departure(n, c, since, service, now)
   return (1 - random) * (rounds * mean + left) + random * n * mean / c
 end
 
--- capacity is how many runs all nodes together take at once, as far as they have said so.
-local function capacity(k, now)
+-- capacity is how many runs all nodes together take at once, as far as they have said so; leased: how many they have.
+local function capacity(k, leased, now)
   local sum = 0
   local all = redis.call('HGETALL', k.leases .. ':slots')
   for i = 2, #all, 2 do
     local slots, till = string.match(all[i], '^(%d+) (%d+)$')
     if slots and tonumber(till) > now then sum = sum + tonumber(slots) end
   end
-  return math.max(sum, redis.call('ZCARD', k.leases), 1)
+  return math.max(sum, leased, 1)
 end
 
 -- ahead is how many runs of the cell are taken until the place-th of the organisation is: organisations take turns.
@@ -234,15 +233,17 @@ end
 -- k: leases, active, org (keys), queue, ring; limit: of the organisation's runs at once.
 local function awaited(k, org, place, limit, now)
   local cell, own = 0, 0
-  local c = capacity(k, now)
-  local n = ahead(k, org, place) - (c - redis.call('ZCARD', k.leases))
-  if n > 0 then cell = departure(n, c, k.leases .. ':since', k.leases .. ':service', now) end
-  n = place - math.max(0, limit - redis.call('SCARD', k.active))
-  if n > 0 then
-    own = departure(n, limit, k.active .. ':since', k.org .. ':service', now)
-      or departure(n, limit, k.active .. ':since', k.leases .. ':service', now)
+  local leased = redis.call('ZCARD', k.leases)
+  local c = capacity(k, leased, now)
+  local first, second = ahead(k, org, place) - (c - leased), place - math.max(0, limit - redis.call('SCARD', k.active))
+  if first <= 0 and second <= 0 then return 0 end
+  local all = redis.call('HMGET', k.leases .. ':service', 'mean', 'square')
+  if not all[1] then return -1 end
+  if first > 0 then cell = departure(first, c, k.leases .. ':since', all, now) end
+  if second > 0 then
+    local mine = redis.call('HMGET', k.org .. ':service', 'mean', 'square')
+    own = departure(second, limit, k.active .. ':since', mine[1] and mine or all, now)
   end
-  if not cell or not own then return -1 end
   return math.floor(math.max(cell, own) * 1000)
 end
 
