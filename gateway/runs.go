@@ -44,9 +44,9 @@ func (s *Server) createRun(ctx context.Context, c *fiber.Ctx, key run.Key) error
 		return err
 	}
 	if waited && record.State.Terminal() {
-		return sendJSON(c, http.StatusOK, &record)
+		return sendRun(c, http.StatusOK, &record)
 	}
-	return sendJSON(c, http.StatusAccepted, &record)
+	return sendRun(c, http.StatusAccepted, &record)
 }
 
 // traced begins the trace of the run, where traces are on: in the client's, or in one that is named like the run.
@@ -191,7 +191,7 @@ func (s *Server) getRun(ctx context.Context, c *fiber.Ctx, key run.Key) error {
 	if err != nil {
 		return err
 	}
-	return sendJSON(c, http.StatusOK, &record)
+	return sendRun(c, http.StatusOK, &record)
 }
 
 // cancelRun answers POST /v1/runs/{id}/cancel: 202 while the node still has to end the run. Cancelling an ended run
@@ -206,9 +206,9 @@ func (s *Server) cancelRun(ctx context.Context, c *fiber.Ctx, key run.Key) error
 		return err
 	}
 	if record.State.Terminal() {
-		return sendJSON(c, http.StatusOK, &record)
+		return sendRun(c, http.StatusOK, &record)
 	}
-	return sendJSON(c, http.StatusAccepted, &record)
+	return sendRun(c, http.StatusAccepted, &record)
 }
 
 // deleteRun answers DELETE /v1/runs/{id}.
