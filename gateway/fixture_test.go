@@ -59,9 +59,16 @@ func newLive(t *testing.T, cfg Config, options ...run.Option) *live {
 
 func liveOn(t *testing.T, cfg Config, redisURL string, options ...run.Option) *live {
 	t.Helper()
+	return liveWith(t, cfg, run.Config{RedisURL: redisURL}, options...)
+}
+
+// liveWith is liveOn with more to say about the store. The cell is its own.
+func liveWith(t *testing.T, cfg Config, stored run.Config, options ...run.Option) *live {
+	t.Helper()
+	stored.Cell = fmt.Sprintf("g%d", cells.Add(1))
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	t.Cleanup(cancel)
-	store, err := run.Open(ctx, run.Config{RedisURL: redisURL, Cell: fmt.Sprintf("g%d", cells.Add(1))}, options...)
+	store, err := run.Open(ctx, stored, options...)
 	if err != nil {
 		t.Fatal(err)
 	}

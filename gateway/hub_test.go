@@ -34,7 +34,7 @@ func TestHubSubscribesForReadersOnly(t *testing.T) {
 		count("without readers", 0)
 		for range 2 {
 			began := time.Now()
-			r := h.join(testRun)
+			r := h.join("o", testRun)
 			h.ready(ctx, r)
 			if took := time.Since(began); took != 10*time.Millisecond {
 				t.Errorf("ready after %v", took)
@@ -43,7 +43,7 @@ func TestHubSubscribesForReadersOnly(t *testing.T) {
 			if r.take().gap {
 				t.Error("a reader that waited is told of a gap")
 			}
-			second := h.join(testRun)
+			second := h.join("o", testRun)
 			h.ready(ctx, second) // at once
 			events <- run.Event{Run: testRun, Seq: 1, Type: run.EventShell}
 			synctest.Wait()

@@ -3,7 +3,6 @@ package run
 import (
 	"context"
 	"fmt"
-	"net"
 	"os/exec"
 	"strings"
 	"syscall"
@@ -11,28 +10,9 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
-)
 
-// freePort is a TCP port that nobody listens on. A cluster node needs a second one, 10,000 above.
-func freePort(t *testing.T) int {
-	t.Helper()
-	for range 100 {
-		l, err := net.Listen("tcp4", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		port := l.Addr().(*net.TCPAddr).Port
-		l.Close()
-		if port+10_000 < 65_536 {
-			if bus, err := net.Listen("tcp4", fmt.Sprintf("127.0.0.1:%d", port+10_000)); err == nil {
-				bus.Close()
-				return port
-			}
-		}
-	}
-	t.Fatal("no free pair of ports")
-	return 0
-}
+	"github.com/ephemeral-run/ephemeral/run/redisserver/redistest"
+)
 
 // startCluster starts a Redis Cluster of three nodes and returns the address of one.
 func startCluster(t *testing.T) string {
@@ -42,7 +22,7 @@ func startCluster(t *testing.T) string {
 	var nodes []*redis.Client
 	var ports []int
 	for range 3 {
-		port := freePort(t)
+		port := redistest.FreePort(t)
 		cmd := exec.Command("redis-server", "--port", fmt.Sprint(port), "--bind", "127.0.0.1", "--cluster-enabled", "yes",
 			"--dir", t.TempDir(), "--save", "", "--appendonly", "no")
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

@@ -3,81 +3,19 @@ package run
 import (
 	"context"
 	"errors"
-	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
+	"github.com/ephemeral-run/ephemeral/run/redisserver/redistest"
 )
-
-// redisProcess is a redis-server of a test's own, over TCP, as replication needs it.
-type redisProcess struct {
-	*redis.Client
-	t    *testing.T
-	port int
-	cmd  *exec.Cmd
-}
-
-func startRedis(t *testing.T, args ...string) *redisProcess {
-	t.Helper()
-	p := &redisProcess{t: t, port: freePort(t)}
-	args = append(args, "--port", fmt.Sprint(p.port), "--bind", "127.0.0.1")
-	if args[0] != "--sentinel" && !strings.HasSuffix(args[0], ".conf") {
-		args = append(args, "--dir", t.TempDir(), "--save", "", "--appendonly", "yes", "--repl-diskless-sync-delay", "0")
-	}
-	p.cmd = exec.Command("redis-server", args...)
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := p.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		p.cmd.Process.Kill()
-		p.cmd.Wait()
-	})
-	p.Client = redis.NewClient(&redis.Options{Addr: p.addr(), DisableIdentity: true})
-	t.Cleanup(func() { p.Close() })
-	p.until("it answers", func(ctx context.Context) bool { return p.Ping(ctx).Err() == nil })
-	return p
-}
-
-func (p *redisProcess) addr() string { return fmt.Sprintf("127.0.0.1:%d", p.port) }
-
-func (p *redisProcess) until(what string, ok func(context.Context) bool) {
-	p.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-	defer cancel()
-	for !ok(ctx) {
-		if ctx.Err() != nil {
-			p.t.Fatalf("not within 20 s: %s", what)
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-}
-
-// replicas starts replicas of the primary and waits until they follow.
-func (p *redisProcess) replicas(n int) (list []*redisProcess) {
-	p.t.Helper()
-	for range n {
-		r := startRedis(p.t, "--replicaof", "127.0.0.1 "+fmt.Sprint(p.port))
-		r.until("it follows", func(ctx context.Context) bool {
-			return strings.Contains(r.Info(ctx, "replication").Val(), "master_link_status:up")
-		})
-		list = append(list, r)
-	}
-	return list
-}
 
 // With EPHEMERAL_REDIS_WAIT nothing is acknowledged that a replica does not have, also not when it is repeated.
 func TestWaitForReplica(t *testing.T) {
-	primary := startRedis(t)
-	replica := primary.replicas(1)[0]
-	f := newFixture(t, func(c *Config) { c.RedisURL, c.Replicas = "redis://"+primary.addr(), 1 })
+	primary := redistest.Start(t)
+	replica := primary.Replicas(1)[0]
+	f := newFixture(t, func(c *Config) { c.RedisURL, c.Replicas = "redis://"+primary.Addr(), 1 })
 	f.newOrg("o", 0, 10_000)
 	key, secret, err := f.CreateKey(f.ctx, "o", "k", Member)
 	f.must(err)
@@ -85,7 +23,7 @@ func TestWaitForReplica(t *testing.T) {
 	f.must(f.rdb.ScriptFlush(f.ctx).Err())
 	f.must(f.oneRun("forgotten-scripts"))
 
-	f.must(replica.cmd.Process.Signal(syscall.SIGSTOP))
+	f.must(replica.Cmd.Process.Signal(syscall.SIGSTOP))
 	for range 2 {
 		_, _, err := f.Admit(f.ctx, admission("k"))
 		f.want(err, ErrUnavailable)
@@ -97,7 +35,7 @@ func TestWaitForReplica(t *testing.T) {
 	f.want(err, ErrUnavailable)
 	f.same(l, (*Lease)(nil))
 	f.clock.advance(f.cfg.Lease * 9 / 10)
-	f.must(replica.cmd.Process.Signal(syscall.SIGCONT))
+	f.must(replica.Cmd.Process.Signal(syscall.SIGCONT))
 	// The take that nobody heard of is the node's next one, for the whole time of a lease.
 	l = f.take()
 	f.same(l.Token, int64(1))
@@ -118,28 +56,13 @@ func TestWaitForReplica(t *testing.T) {
 }
 
 // Writers admit, work and settle while Sentinel replaces a killed primary: whatever was acknowledged is there afterwards,
-// once. Sentinel waits two seconds before it takes the primary for dead: on a busy host a shorter silence may be a primary
-// that forks for a replica, and replacing it by one that is still copying loses everything.
+// once.
 func TestSentinelFailOver(t *testing.T) {
-	primary := startRedis(t)
-	primary.replicas(2)
-	conf := filepath.Join(t.TempDir(), "sentinel.conf")
-	if err := os.WriteFile(conf, fmt.Appendf(nil, `sentinel monitor cell 127.0.0.1 %d 1
-sentinel down-after-milliseconds cell 2000
-sentinel failover-timeout cell 6000
-dir %s
-`, primary.port, filepath.Dir(conf)), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	sentinel := startRedis(t, conf, "--sentinel")
-	watch := redis.NewSentinelClient(&redis.Options{Addr: sentinel.addr(), DisableIdentity: true})
-	t.Cleanup(func() { watch.Close() })
-	sentinel.until("it knows both replicas", func(ctx context.Context) bool {
-		return len(watch.Replicas(ctx, "cell").Val()) == 2
-	})
-
+	primary := redistest.Start(t)
+	primary.Replicas(2)
+	url := primary.Sentinel(2)
 	f := newFixture(t, func(c *Config) {
-		c.RedisURL, c.Replicas, c.Lease = "redis://"+sentinel.addr()+"?master_name=cell", 1, time.Minute
+		c.RedisURL, c.Replicas, c.Lease = url, 1, time.Minute
 	})
 	f.Store.now = time.Now
 	f.newOrg("o", 1000, 1_000_000)
@@ -193,10 +116,10 @@ dir %s
 	count := func() int { mu.Lock(); defer mu.Unlock(); return len(settled) }
 	more := func(what string) {
 		n := count()
-		sentinel.until(what, func(context.Context) bool { return count() >= n+30 })
+		primary.Until(what, func(context.Context) bool { return count() >= n+30 })
 	}
 	more("30 runs before the fail-over")
-	f.must(primary.cmd.Process.Kill())
+	f.must(primary.Cmd.Process.Kill())
 	more("30 runs after the fail-over")
 	close(stop)
 	wg.Wait()
