@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -131,6 +132,49 @@ func TestProblemsHaveTexts(t *testing.T) {
 	for _, e := range Catalogue {
 		if texts["problem."+string(e.Code)] == nil {
 			t.Errorf("gateway/web/i18n has no text problem.%s", e.Code)
+		}
+	}
+}
+
+// TestDetailsHaveTexts: what the playground's form can get wrong is said at its field in the language of the page, so the page
+// has to know the API's words for it.
+func TestDetailsHaveTexts(t *testing.T) {
+	b, err := os.ReadFile("web/assets/js/details.js")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var known []*regexp.Regexp
+	for _, m := range regexp.MustCompile(`(?m)^  \[/(.+)/, 'detail\.`).FindAllStringSubmatch(string(b), -1) {
+		known = append(known, regexp.MustCompile(m[1]))
+	}
+	l := newLive(t, Config{})
+	m := l.newMember("o", 1_000)
+	used := map[*regexp.Regexp]bool{}
+	for _, body := range []string{
+		`{}`, `{"prompt": " ", "timeout_seconds": 4000, "max_cost_micros": 0}`, `{"prompt": "x", "timeout_seconds": 1.5, "max_cost_micros": null}`,
+		`{"prompt": "x", "model": "nobody/nothing", "connections": ["none", "none"]}`, `{"command": "a\u0000b"}`, `{"command": "true", "max_cost_micros": 1}`,
+		`{"command": "true", "max_cost_micros": 5000}`, `{"prompt": "` + strings.Repeat("x", maxPrompt+1) + `"}`,
+		`{"command": "true", "files": [{"path": "", "content": ""}, {"path": "/a", "content": ""}, {"path": "../a", "content": ""}, {"path": "a//b", "content": ""},
+			{"path": "a\\b", "content": ""}, {"path": "a\nb", "content": ""}, {"path": "c", "content": ""}, {"path": "c", "content": ""}, {"path": "c/d", "content": ""},
+			{"path": "e/f", "content": ""}, {"path": "e", "content": ""}, {"path": "g", "encoding": "base64", "content": "!"}, {"path": "` +
+			strings.Repeat("d/", maxPathDepth+1) + `x", "content": ""}, {"path": "` + strings.Repeat("x", maxPathPart+1) + `", "content": ""}]}`,
+	} {
+		p := l.do(t, "POST", "/v1/runs", body, "Authorization", "Bearer "+m.secret).problem(t)
+		if len(p.Errors) == 0 {
+			t.Errorf("%.60s: %+v", body, p)
+		}
+		for _, e := range p.Errors {
+			i := slices.IndexFunc(known, func(r *regexp.Regexp) bool { return r.MatchString(e.Detail) })
+			if i < 0 {
+				t.Errorf("details.js does not know %q, of %s", e.Detail, e.Field)
+				continue
+			}
+			used[known[i]] = true
+		}
+	}
+	for _, r := range known {
+		if name, model := "must have 1", "no default model"; !used[r] && !strings.Contains(r.String(), name) && !strings.Contains(r.String(), model) {
+			t.Errorf("nothing gives what details.js knows: %s", r)
 		}
 	}
 }

@@ -386,7 +386,7 @@ describe('the playground', () => {
   });
 
   test('says at each field what the server finds wrong', async () => {
-    const { page, close } = await open('/', { faults: ['400', '402'] });
+    const { page, close } = await open('/', { language: 'ja', faults: ['400', '402'] });
     await page.locator('.balance').waitFor();
     await page.locator('#model').fill('nobody/nothing');
     await page.locator('#connections').fill('no-such-connection');
@@ -397,6 +397,7 @@ describe('the playground', () => {
     for (const field of ['model', 'connections', 'timeout_seconds', 'files']) {
       await page.locator(`[data-field="${field}"] .error`).waitFor();
       assert.equal(await page.locator(`[data-field="${field}"] [aria-invalid=true]`).count(), 1, field);
+      assert.doesNotMatch(await page.locator(`[data-field="${field}"] .error`).innerText(), /[a-z]{2,} [a-z]{2,}/); // no English
     }
     await picture(page, 'field-errors');
     await accessible(page);
@@ -404,6 +405,7 @@ describe('the playground', () => {
     await page.locator('#model').fill('');
     await page.locator('#connections').fill('');
     await page.locator('#timeout').fill('30');
+    assert.equal(await page.locator('[data-field="timeout_seconds"] .error').count(), 0); // what is changed is no longer marked
     await page.locator('#budget').fill('90');
     await page.locator('#go').click();
     await page.locator('[data-field="max_cost_micros"] .error').waitFor();

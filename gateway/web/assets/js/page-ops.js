@@ -2,6 +2,7 @@
 
 import { account } from './account.js';
 import { call, Problem } from './api.js';
+import { detail } from './details.js';
 import { $, h } from './dom.js';
 import { bytes, date, duration, has, number, percent, t } from './i18n.js';
 import { visible } from './visible.js';
@@ -127,7 +128,7 @@ class PoolCard {
 
   #failed(error) {
     if (!(error instanceof Problem)) throw error;
-    this.fault.replaceChildren(error.title, ...error.errors.map((e) => h('span', { lang: 'en' }, ` ${e.field}: ${e.detail}`)));
+    this.fault.replaceChildren(error.title, ...error.errors.flatMap((e) => [` ${e.field}: `, detail(e)]));
   }
 
   async #resize() {

@@ -1,5 +1,6 @@
 // The form of a request: read, filled, remembered, and marked where the server finds fault.
 
+import { detail } from './details.js';
 import { $, h } from './dom.js';
 import { t } from './i18n.js';
 
@@ -122,15 +123,15 @@ export class RequestForm {
     let first = null;
     problem.errors.forEach((e, i) => {
       const place = this.#place(e.field);
-      if (!place) return rest.push(`${e.field}: ${e.detail}`);
+      if (!place) return rest.push([`${e.field}: `, detail(e)]);
       const id = `fault-${i}`;
       place.input.setAttribute('aria-invalid', 'true');
       place.input.setAttribute('aria-describedby', id);
-      place.box.append(h('p', { class: 'error', id, lang: 'en' }, e.detail));
+      place.box.append(h('p', { class: 'error', id }, detail(e)));
       first ??= place.input;
     });
     const box = $('request-error');
-    box.replaceChildren(h('strong', {}, problem.title), ...rest.map((line) => h('p', { lang: 'en' }, line)));
+    box.replaceChildren(h('strong', {}, problem.title), ...rest.map((line) => h('p', {}, line)));
     if (problem.errors.length === 0 && problem.message) box.append(h('p', { class: 'hint', lang: 'en' }, problem.message));
     box.hidden = false;
     (first ?? box).focus();

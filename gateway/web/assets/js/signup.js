@@ -1,6 +1,7 @@
 // Making an account by oneself, where the operator allows it.
 
 import { call, newKey, Problem } from './api.js';
+import { detail } from './details.js';
 import { $, copyButton, h } from './dom.js';
 import { money, t } from './i18n.js';
 
@@ -36,7 +37,7 @@ export async function offerSignup(enter) {
     } catch (error) {
       if (error.status >= 400 && error.status < 500) pending = null;
       if (!(error instanceof Problem)) throw error;
-      fault.replaceChildren(error.title, ...error.errors.map((e) => h('span', { lang: 'en' }, ` ${e.detail}`)));
+      fault.replaceChildren(error.title, ...error.errors.flatMap((e) => [' ', detail(e)]));
       if (error.errors.length > 0) {
         name.setAttribute('aria-invalid', 'true');
         name.focus();
