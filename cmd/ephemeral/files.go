@@ -10,32 +10,25 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ephemeral-run/ephemeral/client"
 	"github.com/ephemeral-run/ephemeral/run"
 )
 
 func runsFilesCommand() *cobra.Command {
 	var output outputFormat
-	cmd := &cobra.Command{
+	return onRun(&cobra.Command{
 		Use:   "files RUN",
 		Short: "List the files that an ended run left in out/",
-		Args:  cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := openClient()
-			if err != nil {
-				return err
-			}
-			files, err := c.Files(cmd.Context(), run.ID(args[0]))
-			if err != nil {
-				return err
-			}
-			if files == nil {
-				files = []run.Artifact{}
-			}
-			return output.print(cmd, files, func(w io.Writer) { printFiles(w, files) })
-		},
-	}
-	output.flag(cmd)
-	return cmd
+	}, &output, func(cmd *cobra.Command, c *client.Client, id run.ID) error {
+		files, err := c.Files(cmd.Context(), id)
+		if err != nil {
+			return err
+		}
+		if files == nil {
+			files = []run.Artifact{}
+		}
+		return output.print(cmd, files, func(w io.Writer) { printFiles(w, files) })
+	})
 }
 
 // printFiles writes one line a file, in which a name that could steer a terminal is quoted.
@@ -52,55 +45,40 @@ func printFiles(w io.Writer, files []run.Artifact) {
 func runsDownloadCommand() *cobra.Command {
 	var output outputFormat
 	var dir string
-	cmd := &cobra.Command{
+	cmd := onRun(&cobra.Command{
 		Use:   "download RUN",
 		Short: "Download the files that an ended run left in out/",
 		Long: `Downloads the files that an ended run left in out/ of its working directory, and checks their SHA-256. They are written
 below --dir and nowhere else, whatever the run called them. A file appears whole or not at all, and replaces one of that name.`,
 		Example: "  ephemeral runs download run_... --dir results",
-		Args:    cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := openClient()
-			if err != nil {
-				return err
-			}
-			if err := os.MkdirAll(dir, 0o755); err != nil {
-				return fmt.Errorf("make the directory: %w", err)
-			}
-			files, err := c.DownloadAll(cmd.Context(), run.ID(args[0]), dir)
-			if err != nil {
-				return err
-			}
-			if files == nil {
-				files = []run.Artifact{}
-			}
-			return output.print(cmd, files, func(w io.Writer) { printFiles(w, files) })
-		},
-	}
-	output.flag(cmd)
+	}, &output, func(cmd *cobra.Command, c *client.Client, id run.ID) error {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return fmt.Errorf("make the directory: %w", err)
+		}
+		files, err := c.DownloadAll(cmd.Context(), id, dir)
+		if err != nil {
+			return err
+		}
+		if files == nil {
+			files = []run.Artifact{}
+		}
+		return output.print(cmd, files, func(w io.Writer) { printFiles(w, files) })
+	})
 	cmd.Flags().StringVar(&dir, "dir", ".", "where to write the files; made if it is missing")
 	return cmd
 }
 
 func runsDeleteCommand() *cobra.Command {
 	var output outputFormat
-	cmd := &cobra.Command{
+	return onRun(&cobra.Command{
 		Use:   "delete RUN",
 		Short: "Erase the content of an ended run; the record of its money stays",
-		Args:  cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := openClient()
-			if err != nil {
-				return err
-			}
-			if err := c.Delete(cmd.Context(), run.ID(args[0])); err != nil {
-				return err
-			}
-			return output.confirm(cmd, map[string]string{"deleted": args[0]})
-		},
-	}
-	output.flag(cmd)
-	return cmd
+	}, &output, func(cmd *cobra.Command, c *client.Client, id run.ID) error {
+		if err := c.Delete(cmd.Context(), id); err != nil {
+			return err
+		}
+		return output.confirm(cmd, map[string]string{"deleted": string(id)})
+	})
 }
 
 func orgsRetainCommand() *cobra.Command {

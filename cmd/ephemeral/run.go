@@ -192,39 +192,29 @@ func runsCommand() *cobra.Command {
 
 func runsShowCommand() *cobra.Command {
 	var output outputFormat
-	cmd := &cobra.Command{
+	return onRun(&cobra.Command{
 		Use:   "show RUN",
 		Short: "Show a run: its state, and once it has ended its timeline, result and money",
-		Args:  arguments,
-
-		ValidArgsFunction: completeRuns,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := openClient()
-			if err != nil {
-				return err
-			}
-			r, err := c.Run(cmd.Context(), run.ID(args[0]))
-			if err != nil {
-				return err
-			}
-			if output.json() {
-				return printJSON(cmd.OutOrStdout(), r)
-			}
-			printHead(cmd.OutOrStdout(), client.Created{Run: r})
-			if r.State.Terminal() {
-				for e, err := range c.Events(cmd.Context(), r.ID, 0) {
-					if err != nil {
-						return err
-					}
-					printEvent(cmd.OutOrStdout(), e)
+	}, &output, func(cmd *cobra.Command, c *client.Client, id run.ID) error {
+		r, err := c.Run(cmd.Context(), id)
+		if err != nil {
+			return err
+		}
+		if output.json() {
+			return printJSON(cmd.OutOrStdout(), r)
+		}
+		printHead(cmd.OutOrStdout(), client.Created{Run: r})
+		if r.State.Terminal() {
+			for e, err := range c.Events(cmd.Context(), r.ID, 0) {
+				if err != nil {
+					return err
 				}
+				printEvent(cmd.OutOrStdout(), e)
 			}
-			printEnd(cmd.OutOrStdout(), r)
-			return nil
-		},
-	}
-	output.flag(cmd)
-	return cmd
+		}
+		printEnd(cmd.OutOrStdout(), r)
+		return nil
+	})
 }
 
 func runsListCommand() *cobra.Command {
@@ -287,24 +277,14 @@ func parseTime(flag, s string) (time.Time, error) {
 
 func runsCancelCommand() *cobra.Command {
 	var output outputFormat
-	cmd := &cobra.Command{
+	return onRun(&cobra.Command{
 		Use:   "cancel RUN",
 		Short: "End a run",
-		Args:  arguments,
-
-		ValidArgsFunction: completeRuns,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := openClient()
-			if err != nil {
-				return err
-			}
-			r, err := c.Cancel(cmd.Context(), run.ID(args[0]))
-			if err != nil {
-				return err
-			}
-			return output.print(cmd, r, func(w io.Writer) { fmt.Fprintln(w, r.State) })
-		},
-	}
-	output.flag(cmd)
-	return cmd
+	}, &output, func(cmd *cobra.Command, c *client.Client, id run.ID) error {
+		r, err := c.Cancel(cmd.Context(), id)
+		if err != nil {
+			return err
+		}
+		return output.print(cmd, r, func(w io.Writer) { fmt.Fprintln(w, r.State) })
+	})
 }

@@ -15,61 +15,43 @@ import (
 
 func runsWatchCommand() *cobra.Command {
 	var output outputFormat
-	cmd := &cobra.Command{
+	return onRun(&cobra.Command{
 		Use:   "watch RUN",
 		Short: "Follow a run from its beginning to its end",
 		Long: `Shows a run's timeline from its beginning, live as long as it goes on, then its result and money. It ends as "ephemeral
 run --wait" does. With --output json it prints the events, one JSON object a line.`,
-		Args:              arguments,
-		ValidArgsFunction: completeRuns,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := openClient()
-			if err != nil {
-				return err
-			}
-			r, err := c.Run(cmd.Context(), run.ID(args[0]))
-			if err != nil {
-				return err
-			}
-			return watch(cmd, c, r, output, 0)
-		},
-	}
-	output.flag(cmd)
-	return cmd
+	}, &output, func(cmd *cobra.Command, c *client.Client, id run.ID) error {
+		r, err := c.Run(cmd.Context(), id)
+		if err != nil {
+			return err
+		}
+		return watch(cmd, c, r, output, 0)
+	})
 }
 
 func runsReplayCommand() *cobra.Command {
 	var output outputFormat
 	var speed float64
-	cmd := &cobra.Command{
+	cmd := onRun(&cobra.Command{
 		Use:   "replay RUN",
 		Short: "Play an ended run again, from its recorded times",
 		Long: `Plays an ended run's timeline again, each event at the time at which it happened, divided by --speed; 0 shows all at once.
 With --output json it prints the events, one JSON object a line.`,
 		Example: `  ephemeral runs replay run_0199c2f6a1b27c3d8e4f5a6b7c8d9e0f --speed 8`,
-		Args:    arguments,
-
-		ValidArgsFunction: completeRuns,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if speed < 0 {
-				return errors.New("--speed must not be negative")
-			}
-			c, err := openClient()
-			if err != nil {
-				return err
-			}
-			r, err := c.Run(cmd.Context(), run.ID(args[0]))
-			if err != nil {
-				return err
-			}
-			if !r.State.Terminal() {
-				return fmt.Errorf("%s has not ended: \"ephemeral runs watch %s\" follows it", r.ID, r.ID)
-			}
-			return watch(cmd, c, r, output, speed)
-		},
-	}
+	}, &output, func(cmd *cobra.Command, c *client.Client, id run.ID) error {
+		if speed < 0 {
+			return errors.New("--speed must not be negative")
+		}
+		r, err := c.Run(cmd.Context(), id)
+		if err != nil {
+			return err
+		}
+		if !r.State.Terminal() {
+			return fmt.Errorf("%s has not ended: \"ephemeral runs watch %s\" follows it", r.ID, r.ID)
+		}
+		return watch(cmd, c, r, output, speed)
+	})
 	cmd.Flags().Float64Var(&speed, "speed", 1, "how many times as fast as it happened; 0: all at once")
-	output.flag(cmd)
 	return cmd
 }
 
