@@ -12,6 +12,7 @@ import (
 	"github.com/ephemeral-run/ephemeral/node/guest"
 	"github.com/ephemeral-run/ephemeral/run"
 	"github.com/ephemeral-run/ephemeral/run/tracing"
+	"github.com/ephemeral-run/ephemeral/vmm/pool"
 	"github.com/ephemeral-run/ephemeral/vmm/provision"
 )
 
@@ -21,6 +22,10 @@ var (
 	errTimedOut    = errors.New("timeout_seconds passed")
 	errMachineLost = errors.New("the machine ended by itself")
 )
+
+// circuitPause is how long a run is kept that no machine can be made for, before it is given back: until this node takes no
+// more of them.
+const circuitPause = time.Second
 
 // Pool gives ready machines; see vmm/pool.
 type Pool interface {
@@ -158,17 +163,21 @@ func (x *execution) begins(step string) {
 	x.Log.Debug("step", "run", x.lease.Run, "step", step, "machine", machine)
 }
 
-// giveBack tells whether a run that has not started may be tried again: the node stops, or the store did not answer.
+// giveBack tells whether a run that has not started may be tried again: the node stops, the store did not answer, or no machine
+// can be made here for now.
 func giveBack(ctx context.Context, err error) bool {
 	if cause := context.Cause(ctx); cause != nil {
 		err = cause
 	}
-	return errors.Is(err, errShutdown) || errors.Is(err, run.ErrUnavailable)
+	return errors.Is(err, errShutdown) || errors.Is(err, run.ErrUnavailable) || errors.Is(err, pool.ErrCircuitOpen)
 }
 
 // claim gets a ready machine and sets the price of its first slice aside.
 func (x *execution) claim(ctx context.Context) error {
 	m, err := x.Pool.Claim(ctx, x.lease.Spec.ImageName())
+	if errors.Is(err, pool.ErrCircuitOpen) {
+		sleepUntil(ctx, time.Now().Add(circuitPause))
+	}
 	if err != nil {
 		return err
 	}

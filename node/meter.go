@@ -24,6 +24,9 @@ const (
 	// ahead is for how long compute is authorised before its use, so that a store that restarts or hangs ends no run. Of a
 	// small hold it takes less: what is set aside for compute is missing for model calls.
 	ahead = 10 * time.Second
+	// early is how many slices of those are authorised at once when a machine is claimed, so that this holds from its first
+	// moment on; the others follow with the second slice, which most runs do not come to.
+	early = 2
 	// aheadShare is the part of a hold that may be set aside ahead: one in so many.
 	aheadShare = 8
 	// captureTime is how long a charge may take before it is put off: the next slice must be authorised in time.
@@ -165,6 +168,7 @@ func (m *meter) finish(ctx context.Context) error {
 // returns the reason, early enough for the machine to be destroyed within what is paid.
 func (m *meter) keep(ctx context.Context, start time.Time) error {
 	defer m.giveBack(ctx)
+	m.fillEarly(ctx, start.Add(slice-lead))
 	for {
 		end := start.Add(time.Duration(m.paid) * slice)
 		if !sleepUntil(ctx, end.Add(-lead)) {
@@ -186,6 +190,17 @@ func (m *meter) keep(ctx context.Context, start time.Time) error {
 		if err := m.capture(ctx, m.paid); err != nil {
 			return err
 		}
+	}
+}
+
+// fillEarly authorises the first slices beyond the one under way, until the deadline. It is no matter when they are not to be
+// had: they are asked for again in time.
+func (m *meter) fillEarly(ctx context.Context, deadline time.Time) {
+	for m.authorised < m.paid+min(early, m.ahead) {
+		if err := m.authorize(ctx, m.authorised+1, deadline); err != nil {
+			return
+		}
+		m.authorised++
 	}
 }
 

@@ -205,10 +205,21 @@ func unavailable(err error) error {
 	}
 	for _, r := range refusing {
 		if redis.HasErrorPrefix(err, r) || strings.Contains(err.Error(), r+" ") {
-			return fmt.Errorf("%w: %w", ErrUnavailable, err)
+			return fmt.Errorf("%w: %w%s", ErrUnavailable, err, remedy(err))
 		}
 	}
 	return err
+}
+
+// remedy is what operators can do about Redis's refusal to serve; empty: nothing is known.
+func remedy(err error) string {
+	switch text := err.Error(); {
+	case strings.Contains(text, "No space left on device"):
+		return "; free space on the disk of Redis's data: the file system of EPHEMERAL_DATA_DIR, unless EPHEMERAL_REDIS_URL is set"
+	case strings.Contains(text, "OOM "):
+		return "; raise maxmemory of Redis"
+	}
+	return ""
 }
 
 // pipelined sends the commands that f queues in one round trip. A missing key is no error; any other of any command is.

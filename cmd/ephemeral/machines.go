@@ -248,6 +248,7 @@ func (s *stand) run(ctx context.Context) error {
 		group.Go(func() error { p.keeper.Run(ctx); return nil })
 	}
 	group.Go(func() error { s.control.Run(beside); return nil })
+	group.Go(func() error { s.parts.Tidy(ctx, s.tidied); return nil })
 	group.Go(func() error { return runner.Watch(beside) })
 	group.Go(func() error {
 		node.Announce(beside, s.store, func() run.Node {
@@ -263,6 +264,16 @@ func (s *stand) run(ctx context.Context) error {
 	err = n.Run(ctx)
 	stop()
 	return errors.Join(err, group.Wait())
+}
+
+// tidied tells what became of a try to remove what could not be removed before.
+func (s *stand) tidied(removed provision.Residue, err error) {
+	if err != nil {
+		s.log.Warn("what machines left cannot be removed yet", "error", err)
+		return
+	}
+	s.log.Info("removed what machines had left", "processes", removed.Processes, "taps", removed.Taps, "directories", removed.Dirs,
+		"cgroups", removed.Cgroups, "templates", removed.Templates)
 }
 
 // reconcile removes what an earlier life of this node left, and says so.

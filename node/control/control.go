@@ -67,6 +67,7 @@ type subject struct {
 	refused  string // why the newest policy is not in force
 	applied  pool.Config
 	ready    bool // machines can be made
+	taking   int  // runs at once
 	reported pools.Report
 	at       time.Time // of the last report
 
@@ -78,7 +79,7 @@ type subject struct {
 func New(node string, store Store, log *slog.Logger, subjects ...Subject) *Controller {
 	c := &Controller{node: node, store: store, log: log, changes: make(chan string, 64)}
 	for _, s := range subjects {
-		c.subjects = append(c.subjects, &subject{Subject: s, applied: s.Config})
+		c.subjects = append(c.subjects, &subject{Subject: s, applied: s.Config, taking: -1})
 	}
 	return c
 }
@@ -175,23 +176,45 @@ func (c *Controller) follow(ctx context.Context, s *subject) {
 func (c *Controller) apply(s *subject) {
 	if ready := s.Unready() == nil; ready != s.ready {
 		c.enforce(s)
+	} else if s.refused == "" {
+		c.take(s)
+	}
+}
+
+// take tells the node how many runs to take for the pool. While making machines fails those are no more than there are
+// machines, and one to try with when its time has come: others wait in the queue, where another node finds them.
+func (c *Controller) take(s *subject) {
+	runs, st := s.applied.MaxMachines, s.Pool.Stats()
+	if st.Circuit == pool.CircuitOpen || st.Circuit == pool.CircuitHalfOpen {
+		there := st.Leased + st.Ready + st.Warming
+		if st.CircuitUntil.IsZero() {
+			there++
+		}
+		runs = min(runs, there)
+	}
+	if !s.ready || s.desired.Drains(c.node) {
+		runs = 0
+	}
+	if runs != s.taking {
+		s.taking = runs
+		s.Take(runs)
 	}
 }
 
 // enforce gives pool and node their numbers.
 func (c *Controller) enforce(s *subject) {
 	s.ready = s.Unready() == nil
-	cfg, runs := s.applied, s.applied.MaxMachines
+	cfg := s.applied
 	drained := s.desired.Drains(c.node)
 	if drained || !s.ready {
-		cfg.MinReady, cfg.MaxReady, runs = 0, 0, 0
+		cfg.MinReady, cfg.MaxReady = 0, 0
 	}
 	if err := s.Pool.Resize(cfg); err != nil {
 		s.refused = err.Error()
 		c.log.Warn("a pool cannot be resized", "pool", s.Name, "error", err)
 		return
 	}
-	s.Take(runs)
+	c.take(s)
 	if s.desired.Revision > 0 {
 		c.log.Info("pool follows its policy", "pool", s.Name, "revision", s.desired.Revision, "min_ready", cfg.MinReady, "max_ready", cfg.MaxReady,
 			"max_machines", cfg.MaxMachines, "drained", drained)

@@ -46,8 +46,12 @@ func (s *server) lookAround() (remains, error) {
 	if err != nil {
 		return r, err
 	}
-	name := network.Prefix + node
-	return r, errors.Join(r.processes(node, name), r.cgroups(node), r.links(name), r.files(s.data), r.mounts(s.data, name))
+	name, root := network.Prefix+node, "/"
+	if len(s.within) > 0 { // it may have a mount namespace of its own
+		root = fmt.Sprintf("/proc/%d/root", s.cmd.Process.Pid)
+	}
+	namespace := filepath.Join(root, "run/netns", name)
+	return r, errors.Join(r.processes(node, namespace), r.cgroups(node), r.links(namespace), r.files(s.data), r.mounts(s.data, name))
 }
 
 func (r *remains) add(kind, id string) {
@@ -60,7 +64,7 @@ func (r *remains) add(kind, id string) {
 // processes finds those in machines' cgroups, and those in the node's network namespace that are in none.
 func (r *remains) processes(node, namespace string) error {
 	var ns unix.Stat_t
-	if err := unix.Stat("/run/netns/"+namespace, &ns); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := unix.Stat(namespace, &ns); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	inCgroup := regexp.MustCompile(`/` + regexp.QuoteMeta(node) + `/([0-9a-f]{12})\n`)
@@ -96,7 +100,7 @@ func (r *remains) cgroups(node string) error {
 
 // links finds the interfaces and the rules in the namespace.
 func (r *remains) links(namespace string) error {
-	handle, err := netns.GetFromName(namespace)
+	handle, err := netns.GetFromPath(namespace)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

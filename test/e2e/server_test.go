@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -86,6 +87,7 @@ type server struct {
 	cmd    *exec.Cmd
 	log    *bytes.Buffer
 	ended  chan error
+	within []string     // command that becomes the server, with its arguments before the server's; empty: none
 	tap    func([]byte) // sees the log as it is written; nil: nobody does
 
 	collector *tracingtest.Collector // of the server's traces; nil: it sends none
@@ -142,7 +144,8 @@ func (s *server) launch() error {
 
 // begin starts the process.
 func (s *server) begin() error {
-	s.cmd = exec.Command(binaries.ephemeral, "serve")
+	args := append(slices.Clone(s.within), binaries.ephemeral, "serve")
+	s.cmd = exec.Command(args[0], args[1:]...)
 	s.cmd.Env = s.env
 	out := &locked{w: s.log, tap: s.tap}
 	s.cmd.Stdout, s.cmd.Stderr = out, out

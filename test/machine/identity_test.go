@@ -83,6 +83,7 @@ func check(o *cloneid.Observation, m *machine) error {
 type sibling struct {
 	before, after cloneid.Observation
 	refused       []error // why others that were made in its place were not used
+	cpu           time.Duration
 }
 
 // siblings makes n clones, a few at a time. Those before Prepare are looked at if first.
@@ -126,6 +127,11 @@ func (h *host) sibling(ctx context.Context, s *sibling, first bool) (err error) 
 	if s.after, err = m.observe(ctx); err != nil {
 		return err
 	}
+	stats, err := m.Stats()
+	if err != nil {
+		return err
+	}
+	s.cpu = stats.CPU
 	return check(&s.after, m)
 }
 
@@ -190,5 +196,9 @@ func TestClonesDiffer(t *testing.T) {
 		t.Fatal(err)
 	}
 	demand(t, all)
-	t.Logf("%d clones in %v", n, time.Since(began).Round(time.Second))
+	var cpu time.Duration
+	for _, s := range all {
+		cpu += s.cpu
+	}
+	t.Logf("%d clones in %v; each took %v of a processor", n, time.Since(began).Round(time.Second), (cpu / time.Duration(n)).Round(time.Millisecond))
 }

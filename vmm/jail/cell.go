@@ -113,11 +113,11 @@ func (c *Cell) shut() error {
 		}
 	}
 	if _, err := empty(ctx, c.cgroup); err != nil {
-		errs = append(errs, fmt.Errorf("remove cgroup: %w", err))
+		errs = append(errs, fmt.Errorf("remove cgroup: %w", err)) // RemoveStale tries again
 	} else {
 		errs = append(errs, c.jail.uids.give(c.uid))
-		c.jail.forget(c)
 	}
+	c.jail.forget(c)
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("close cell %s: %w", c.id, err)
 	}

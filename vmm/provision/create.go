@@ -75,9 +75,9 @@ func (p *Provisioner) create(ctx context.Context, t vmm.Template, told Observer)
 			if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) { // what broke because of it may say something else
 				err = fmt.Errorf("%w: %w", cause, err)
 			}
-			err = &CreateError{ID: c.id, Step: step.name, Err: err}
+			err = &CreateError{ID: c.id, Step: step.name, Err: advise(err)}
 			told.CreateFailed(step.name, err)
-			return nil, errors.Join(err, c.cleanup.run(closeLimit))
+			return nil, errors.Join(err, p.left(c.cleanup.run(closeLimit)))
 		}
 		now := time.Now()
 		steps = append(steps, Step{step.name, now.Sub(last)})

@@ -119,7 +119,7 @@ func (m *Machine) Close() error { return m.close() }
 func (p *Provisioner) own(m *Machine, parts *cleanup, told Observer) {
 	m.close = sync.OnceValue(func() error {
 		began := time.Now()
-		err := parts.run(closeLimit)
+		err := p.left(parts.run(closeLimit))
 		told.Closed(time.Since(began), err)
 		p.mu.Lock()
 		delete(p.open, m)

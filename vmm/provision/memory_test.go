@@ -4,6 +4,8 @@ import (
 	"errors"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestAdmission(t *testing.T) {
@@ -34,5 +36,29 @@ func TestAdmission(t *testing.T) {
 	p.config.MemoryMiB = 1 << 30
 	if err := p.Admit(); !errors.Is(err, ErrMemory) {
 		t.Errorf("a machine of a PiB: %v", err)
+	}
+}
+
+func TestAdmissionOfDescriptors(t *testing.T) {
+	for _, tc := range []struct {
+		open      int
+		limit     uint64
+		exhausted error
+		refused   bool
+	}{
+		{open: 100, limit: 1024},
+		{open: 100, limit: 196},
+		{open: 100, limit: 195, refused: true},
+		{open: 100, limit: 10, refused: true},
+		{limit: 1 << 20, exhausted: unix.EMFILE, refused: true},
+		{open: 100, limit: unix.RLIM_INFINITY},
+	} {
+		err := enoughDescriptors(tc.open, tc.limit, tc.exhausted)
+		if errors.Is(err, ErrDescriptors) != tc.refused || (err != nil) != tc.refused {
+			t.Errorf("%+v: %v", tc, err)
+		}
+		if tc.refused && !strings.Contains(err.Error(), "LimitNOFILE") {
+			t.Errorf("%+v: %v does not say what to do", tc, err)
+		}
 	}
 }

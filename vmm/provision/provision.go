@@ -41,7 +41,8 @@ type Provisioner struct {
 	busy    sync.WaitGroup        // creations and template builds under way
 	closed  bool
 
-	scrapErr error // what went wrong with the removal of spares; under spares.mu
+	untidy   chan struct{} // holds one: something could not be removed; see Tidy
+	scrapErr error         // what went wrong with the removal of spares; under spares.mu
 }
 
 // New opens the host's parts: data directory, network namespace, jail. It fails when another live process uses this node
@@ -87,6 +88,7 @@ func prepare(c Config, driver vmm.Driver, agent Agent) (*Provisioner, error) {
 	return &Provisioner{
 		config: c, driver: driver, agent: agent, rest: rest, told: deaf{}, spares: newSpares(),
 		ids: map[string]struct{}{}, open: map[*Machine]struct{}{}, suspect: map[string]bool{}, held: map[string]*os.File{},
+		untidy: make(chan struct{}, 1),
 	}, nil
 }
 

@@ -61,7 +61,7 @@ func (p *Provisioner) takeSpare(t vmm.Template) *creation {
 
 // scrap removes a spare. That nothing is left of it is checked where provisioners are closed; see also Reconcile.
 func (p *Provisioner) scrap(c *creation) {
-	if err := c.cleanup.run(closeLimit); err != nil {
+	if err := p.left(c.cleanup.run(closeLimit)); err != nil {
 		p.spares.mu.Lock()
 		p.scrapErr = errors.Join(p.scrapErr, err)
 		p.spares.mu.Unlock()

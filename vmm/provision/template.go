@@ -40,7 +40,7 @@ func (p *Provisioner) Template(ctx context.Context, image images.Image, shape vm
 	want := traitsOf(p.driver, image, shape)
 	t, err := p.template(ctx, image, want, progress)
 	if err != nil {
-		return vmm.Template{}, fmt.Errorf("make template of image %s: %w", image.Name, err)
+		return vmm.Template{}, fmt.Errorf("make template of image %s: %w", image.Name, advise(err))
 	}
 	return t, nil
 }
@@ -172,7 +172,7 @@ func (p *Provisioner) replace(b *directory, dir, key string) error {
 // returns.
 func (p *Provisioner) snapshot(ctx context.Context, dir string, image images.Image, shape vmm.Shape, progress func(string)) (err error) {
 	parts := p.newParts()
-	defer func() { err = errors.Join(err, parts.cleanup.run(closeLimit)) }()
+	defer func() { err = errors.Join(err, p.left(parts.cleanup.run(closeLimit))) }()
 	if err := parts.make(shape.MemoryMiB); err != nil {
 		return err
 	}
@@ -212,13 +212,27 @@ func (p *Provisioner) snapshot(ctx context.Context, dir string, image images.Ima
 	return nil
 }
 
-// makeRAM makes a memory file that the machine's user may write to.
+// makeRAM makes a memory file that the machine's user may write to. Its space is set aside: a guest that writes where the disk
+// is full would be killed by a signal that says nothing.
 func makeRAM(path string, size int64, uid int) error {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
-	return errors.Join(f.Truncate(size), f.Chown(uid, uid), f.Close())
+	return errors.Join(f.Truncate(size), fill(f, size), f.Chown(uid, uid), f.Close())
+}
+
+// fill leaves a file no holes, where the file system can.
+func fill(f *os.File, size int64) error {
+	for {
+		err := unix.Fallocate(int(f.Fd()), 0, 0, size)
+		switch {
+		case err == nil, errors.Is(err, unix.EOPNOTSUPP):
+			return nil // with holes it costs memory, nothing else
+		case !errors.Is(err, unix.EINTR):
+			return fmt.Errorf("set %d MiB aside: %w", size>>20, err)
+		}
+	}
 }
 
 // seal makes a memory file what it stays: nobody's but root's, read-only, without holes (a clone that writes to a hole
@@ -230,10 +244,7 @@ func seal(path string) error {
 	}
 	info, err := f.Stat()
 	if err == nil {
-		err = unix.Fallocate(int(f.Fd()), 0, 0, info.Size())
-		if errors.Is(err, unix.EOPNOTSUPP) {
-			err = nil // then holes stay: it costs memory, nothing else
-		}
+		err = fill(f, info.Size())
 	}
 	return errors.Join(err, f.Chown(0, 0), f.Chmod(ramMode), f.Sync(), f.Close())
 }
