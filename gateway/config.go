@@ -15,7 +15,7 @@ type Config struct {
 	Listen         string        `env:"EPHEMERAL_LISTEN" envDefault:"127.0.0.1:8080" help:"address of the public API"`
 	AdminListen    string        `env:"EPHEMERAL_ADMIN_LISTEN" envDefault:"127.0.0.1:9090" help:"address of metrics and detailed health; keep it private"`
 	BodyLimit      int           `env:"EPHEMERAL_BODY_LIMIT" envDefault:"16777216" help:"largest request body in bytes"`
-	BodyMemory     int           `env:"EPHEMERAL_BODY_MEMORY" envDefault:"134217728" help:"bytes of request bodies held at once; further ones wait"`
+	BodyMemory     int           `env:"EPHEMERAL_BODY_MEMORY" envDefault:"134217728" help:"bytes of request bodies held at once, and as many of large answers; further ones wait"`
 	HeaderLimit    int           `env:"EPHEMERAL_HEADER_LIMIT" envDefault:"16384" help:"largest request line and header in bytes"`
 	MaxConnections int           `env:"EPHEMERAL_MAX_CONNECTIONS" envDefault:"8192" help:"connections at once, event streams included"`
 	TLSCert        string        `env:"EPHEMERAL_TLS_CERT" help:"PEM file of the public API's certificate and its chain; a changed file is served by itself (empty: plain HTTP)"`

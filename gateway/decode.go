@@ -23,10 +23,10 @@ type decoder struct {
 	fields []FieldError
 }
 
-// decodeObject reads body as one object. It calls member for each member with its name; member reads exactly one value
+// decodeObject reads body as one object, and may write to it. It calls member for each member with its name; member reads exactly one value
 // or returns errUnknownField. The result is nil, or a problem that names every field at fault.
 func decodeObject(body []byte, member func(d *decoder, name string) error) (*decoder, error) {
-	d := &decoder{json: jsontext.NewDecoder(bytes.NewReader(body))}
+	d := &decoder{json: jsontext.NewDecoder(bytes.NewBuffer(body))} // of a buffer it makes no copy
 	switch d.json.PeekKind() {
 	case '{':
 	case '[', '"', '0', 't', 'f', 'n':
@@ -105,10 +105,16 @@ func (d *decoder) text(path string, into *string) error {
 	if !d.expect(path, '"', "a string") {
 		return d.json.SkipValue()
 	}
-	t, err := d.json.ReadToken()
-	if err == nil {
-		*into = t.String()
+	v, err := d.json.ReadValue()
+	switch {
+	case err != nil:
+		return err
+	case bytes.IndexByte(v, '\\') < 0:
+		*into = string(v[1 : len(v)-1])
+		return nil
 	}
+	text, err := jsontext.AppendUnquote(make([]byte, 0, len(v)), v)
+	*into = string(text)
 	return err
 }
 

@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -100,7 +99,7 @@ func (s *Server) answered(c *fiber.Ctx, k *call) {
 		s.metrics.refused(k.code)
 	}
 	k.trace.End(status)
-	s.observe(k, status, len(c.Response().Body()), end)
+	s.observe(k, status, answerSize(c), end)
 }
 
 // protect runs the handlers and turns a panic into an error.
@@ -215,15 +214,16 @@ func (s *Server) readBody(ctx context.Context, c *fiber.Ctx) (body []byte, relea
 	if size > limit {
 		return nil, nil, problem(CodeBodyTooLarge, fmt.Sprintf("The request body has %d bytes, at most %d are allowed.", size, limit))
 	}
+	held := size
 	if size < 0 {
-		size = limit
+		held = limit
 	}
-	size = min(size, int64(s.cfg.BodyMemory))
-	if err := s.bodies.Acquire(ctx, size); err != nil {
+	held = min(held, int64(s.cfg.BodyMemory))
+	if err := s.bodies.Acquire(ctx, held); err != nil {
 		return nil, nil, problem(CodeUnavailable, "Too many large requests are being read.").because(err)
 	}
-	release = func() { s.bodies.Release(size) }
-	body, err = readLimited(c.Request().BodyStream(), limit, int(min(size, firstRead)))
+	release = func() { s.bodies.Release(held) }
+	body, err = readLimited(c.Request().BodyStream(), size, limit)
 	if err != nil {
 		release()
 		return nil, nil, err
@@ -232,17 +232,21 @@ func (s *Server) readBody(ctx context.Context, c *fiber.Ctx) (body []byte, relea
 	return body, release, nil
 }
 
-// firstRead is how much memory a body gets before a byte of it was read.
-const firstRead = 4 << 10
-
-// readLimited reads a body of at most limit bytes, of which so many are expected.
-func readLimited(r io.Reader, limit int64, expected int) ([]byte, error) {
-	if r == nil {
+// readLimited reads r to its end, which is after size bytes unless that is negative.
+func readLimited(r io.Reader, size, limit int64) (body []byte, err error) {
+	switch {
+	case r == nil:
 		return nil, nil
+	case size >= 0: // into one piece of memory that need not grow
+		body = make([]byte, size)
+		var n int
+		if n, err = io.ReadFull(r, body); errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			err = nil
+		}
+		body = body[:n]
+	default:
+		body, err = io.ReadAll(io.LimitReader(r, limit+1))
 	}
-	buffer := bytes.NewBuffer(make([]byte, 0, expected+bytes.MinRead)) // which it reads in pieces of at least
-	_, err := buffer.ReadFrom(io.LimitReader(r, limit+1))
-	body := buffer.Bytes()
 	var ne net.Error
 	switch {
 	case errors.As(err, &ne) && ne.Timeout():

@@ -68,7 +68,7 @@ func TestRunsAreWrittenAsEncodingJSONDoes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := sendRun(c, 200, &r); err != nil {
+		if err := sendSmall(c, 200, &r); err != nil {
 			t.Fatal(err)
 		}
 		if got := c.Response().Body(); string(got) != string(want) {

@@ -10,7 +10,7 @@ import (
 	"github.com/ephemeral-run/ephemeral/run"
 )
 
-// The header fields of draft-ietf-httpapi-ratelimit-headers-10.
+// The header fields of draft-ietf-httpapi-ratelimit-headers-11; those of -10 are the same.
 const (
 	headerRateLimit       = "RateLimit"
 	headerRateLimitPolicy = "RateLimit-Policy"

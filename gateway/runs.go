@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/gofiber/fiber/v2"
@@ -20,15 +22,13 @@ func (s *Server) createRun(ctx context.Context, c *fiber.Ctx, key run.Key) error
 	if err != nil {
 		return err
 	}
-	admission, err := s.readAdmission(ctx, c, key)
+	body, release, err := s.readBody(ctx, c)
 	if err != nil {
 		return err
 	}
-	admission.IdempotencyKey = idempotency
-	if err := s.traced(c, &admission); err != nil {
-		return err
-	}
-	record, replayed, err := s.deps.Store.Admit(ctx, admission)
+	release = sync.OnceFunc(release)
+	defer release()
+	record, replayed, err := s.admit(ctx, c, key, body, idempotency)
 	if err != nil {
 		return err
 	}
@@ -39,14 +39,30 @@ func (s *Server) createRun(ctx context.Context, c *fiber.Ctx, key run.Key) error
 		c.Set(headerIdempotencyReplay, "true")
 	}
 	setHeader(c, fiber.HeaderLocation, "/v1/runs/"+string(record.ID))
+	if preferredWait(headerValues(c, headerPrefer)) > 0 {
+		release() // await holds no files
+	}
 	record, waited, err := s.waitIfPreferred(c, key, record)
 	if err != nil {
 		return err
 	}
 	if waited && record.State.Terminal() {
-		return sendRun(c, http.StatusOK, &record)
+		return s.sendRun(c, key.Org, http.StatusOK, record)
 	}
-	return sendRun(c, http.StatusAccepted, &record)
+	return s.sendRun(c, key.Org, http.StatusAccepted, record)
+}
+
+// admit admits the run that a request's body asks for.
+func (s *Server) admit(ctx context.Context, c *fiber.Ctx, key run.Key, body []byte, idempotency string) (record run.Run, replayed bool, err error) {
+	admission, err := s.admission(ctx, key, body)
+	if err != nil {
+		return run.Run{}, false, err
+	}
+	admission.IdempotencyKey = idempotency
+	if err := s.traced(c, &admission); err != nil {
+		return run.Run{}, false, err
+	}
+	return s.deps.Store.Admit(ctx, admission)
 }
 
 // traced begins the trace of the run, where traces are on: in the client's, or in one that is named like the run.
@@ -63,13 +79,8 @@ func (s *Server) traced(c *fiber.Ctx, a *run.Admission) (err error) {
 	return nil
 }
 
-// readAdmission turns the request's body into an admission. The body's memory is given back before it returns.
-func (s *Server) readAdmission(ctx context.Context, c *fiber.Ctx, key run.Key) (run.Admission, error) {
-	body, release, err := s.readBody(ctx, c)
-	if err != nil {
-		return run.Admission{}, err
-	}
-	defer release()
+// admission turns a request's body into an admission.
+func (s *Server) admission(ctx context.Context, key run.Key, body []byte) (run.Admission, error) {
 	connections := finder{ctx: ctx, store: s.deps.Store, org: key.Org}
 	names, known, err := s.images.in(ctx, s.deps.Store)
 	if err != nil {
@@ -132,15 +143,18 @@ func (s *Server) stillValid(k *call) error {
 const stillThere = time.Second
 
 // await returns the run when it has ended, or as last seen after d, when the client has left or when the gateway drains.
-// It does not fail: that the run cannot be read now does not undo what the client has.
+// It does not fail: that the run cannot be read now does not undo what the client has. While it waits it holds no contents of
+// files, and returns none where the run could not be read again.
 func (s *Server) await(org string, record run.Run, d time.Duration, left func() bool) run.Run {
 	r := s.hub.join(org, record.ID)
 	defer s.hub.leave(r)
 	timer, look := time.NewTimer(d), time.NewTicker(stillThere)
 	defer timer.Stop()
 	defer look.Stop()
-	record = s.refresh(org, record) // it may have ended before the reader joined
-	for !record.State.Terminal() {
+	record = withoutFiles(record)
+	latest := s.refresh(org, record) // it may have ended before the reader joined
+	for !latest.State.Terminal() {
+		record, latest = withoutFiles(latest), run.Run{}
 		select {
 		case <-timer.C:
 			return s.refresh(org, record)
@@ -148,6 +162,7 @@ func (s *Server) await(org string, record run.Run, d time.Duration, left func() 
 			if left() {
 				return record
 			}
+			latest = record
 			continue
 		case <-r.wake:
 		}
@@ -156,14 +171,29 @@ func (s *Server) await(org string, record run.Run, d time.Duration, left func() 
 		for _, f := range t.frames {
 			ended = ended || f.last
 		}
-		if ended {
-			record = s.refresh(org, record)
+		latest = record
+		if ended || t.drained {
+			latest = s.refresh(org, record)
 		}
 		if t.drained || t.cut {
-			return record
+			return latest
 		}
 	}
-	return record
+	return latest
+}
+
+// withoutFiles is the run without what its files hold.
+func withoutFiles(r run.Run) run.Run {
+	if r.Request == nil || len(r.Request.Files) == 0 {
+		return r
+	}
+	spec := *r.Request
+	spec.Files = slices.Clone(spec.Files)
+	for i := range spec.Files {
+		spec.Files[i].Content = ""
+	}
+	r.Request = &spec
+	return r
 }
 
 // refresh reads the run again; when that fails it is what was known.
@@ -191,7 +221,7 @@ func (s *Server) getRun(ctx context.Context, c *fiber.Ctx, key run.Key) error {
 	if err != nil {
 		return err
 	}
-	return sendRun(c, http.StatusOK, &record)
+	return s.sendRun(c, key.Org, http.StatusOK, record)
 }
 
 // cancelRun answers POST /v1/runs/{id}/cancel: 202 while the node still has to end the run. Cancelling an ended run
@@ -206,9 +236,9 @@ func (s *Server) cancelRun(ctx context.Context, c *fiber.Ctx, key run.Key) error
 		return err
 	}
 	if record.State.Terminal() {
-		return sendRun(c, http.StatusOK, &record)
+		return s.sendRun(c, key.Org, http.StatusOK, record)
 	}
-	return sendRun(c, http.StatusAccepted, &record)
+	return s.sendRun(c, key.Org, http.StatusAccepted, record)
 }
 
 // deleteRun answers DELETE /v1/runs/{id}.

@@ -110,6 +110,7 @@ type Server struct {
 	policy    string              // the rate as a header
 	images    servedImages        // by the cell's nodes
 	bodies    *semaphore.Weighted // bytes of request bodies in memory
+	answers   *semaphore.Weighted // bytes of large answers in memory
 	base      context.Context     // of everything done for a request; ends when the drain is over
 	deadlines deadlines
 	stop      context.CancelFunc
@@ -135,11 +136,12 @@ func New(cfg Config, deps Deps) *Server {
 		deps.Registry = prometheus.NewRegistry()
 	}
 	s := &Server{
-		cfg:    cfg,
-		deps:   deps,
-		log:    deps.Log.With("part", "gateway"),
-		site:   site,
-		bodies: semaphore.NewWeighted(int64(cfg.BodyMemory)),
+		cfg:     cfg,
+		deps:    deps,
+		log:     deps.Log.With("part", "gateway"),
+		site:    site,
+		bodies:  semaphore.NewWeighted(int64(cfg.BodyMemory)),
+		answers: semaphore.NewWeighted(int64(cfg.BodyMemory)),
 	}
 	if s.cors, err = newCORS(cfg.CORSOrigins); err != nil {
 		panic(err)

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 
@@ -30,6 +31,7 @@ const (
 	minRetention       = 60 // seconds
 	maxRetention       = 10 * 365 * 86400
 	fingerprintVersion = "run/1\n" // changes whenever the canonical form does
+	fingerprintFiles   = "run/2\n" // of a request with files
 )
 
 // rules is what validation asks about the world.
@@ -321,15 +323,41 @@ func (v *violations) metadata(m map[string]string) {
 	}
 }
 
-// fingerprint is the SHA-256 of the accepted request in canonical form, which is returned too: white space, the order of keys
-// and defaults written out make no difference.
+// fingerprint is the SHA-256 of the accepted request in canonical form: white space, the order of keys and defaults written out
+// make no difference. The form of a request without files is returned too; with files it has their hashes in their place, so that
+// they are not copied.
 func fingerprint(s run.Spec) (sum, canonical string, err error) {
+	version := fingerprintVersion
+	if len(s.Files) > 0 {
+		version = fingerprintFiles
+		if s.Files, err = hashed(s.Files); err != nil {
+			return "", "", err
+		}
+	}
 	b, err := json.Marshal(&s) // fields in declared order, map keys sorted
 	if err != nil {
 		return "", "", fmt.Errorf("encode request for fingerprint: %w", err)
 	}
 	h := sha256.New()
-	h.Write([]byte(fingerprintVersion))
+	h.Write([]byte(version))
 	h.Write(b)
-	return hex.EncodeToString(h.Sum(nil)), string(b), nil
+	sum = hex.EncodeToString(h.Sum(nil))
+	if len(s.Files) > 0 {
+		return sum, "", nil
+	}
+	return sum, string(b), nil
+}
+
+// hashed are the files with hashes for contents.
+func hashed(files []run.File) ([]run.File, error) {
+	files = slices.Clone(files)
+	for i, f := range files {
+		sum := sha256.New()
+		// In pieces: io.WriteString would copy it.
+		if _, err := io.Copy(sum, io.LimitReader(strings.NewReader(f.Content), int64(len(f.Content)))); err != nil {
+			return nil, fmt.Errorf("hash file %d of the request: %w", i, err)
+		}
+		files[i].Content = hex.EncodeToString(sum.Sum(nil))
+	}
+	return files, nil
 }

@@ -12,4 +12,6 @@ type Image struct {
 	Initramfs string    `json:"-"`
 	RootFS    string    `json:"-"` // EROFS
 	BuiltAt   time.Time `json:"built_at"`
+
+	LeastMemoryMiB int `json:"-"` // that the recipe asks for, of a machine; see CheckMemory
 }

@@ -113,6 +113,8 @@ func (m *Manifest) image(dir string) Image {
 		Initramfs: filepath.Join(dir, initramfsFile),
 		RootFS:    filepath.Join(dir, rootfsFile),
 		BuiltAt:   m.BuiltAt,
+
+		LeastMemoryMiB: m.Recipe.MemoryMiB,
 	}
 }
 

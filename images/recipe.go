@@ -26,9 +26,11 @@ type Recipe struct {
 	Kernel   string   `json:"kernel"`   // Debian kernel package
 	Modules  []string `json:"modules"`  // kernel modules wanted beside those they depend on
 
-	Files    []RecipeFile `json:"files,omitempty"`
-	Commands []string     `json:"commands,omitempty"` // run in the root filesystem when packages and files are in
-	OCI      string       `json:"oci,omitempty"`      // digest of the container image that takes the place of suite and packages
+	Files     []RecipeFile `json:"files,omitempty"`
+	Commands  []string     `json:"commands,omitempty"`   // run in the root filesystem when packages and files are in
+	MemoryMiB int          `json:"memory_mib,omitempty"` // least memory of a machine; 0: what every machine needs
+
+	OCI string `json:"oci,omitempty"` // digest of the container image that takes the place of suite and packages
 }
 
 // Base is the recipe of the default image: Debian 13 with a shell and the tools commands of a run reach for.

@@ -47,6 +47,8 @@ type recipeDocument struct {
 	Packages []string             `yaml:"packages"` // Debian packages beside those of base
 	Files    []recipeDocumentFile `yaml:"files"`
 	Commands []string             `yaml:"commands"` // run as root in the root filesystem, in order, without network
+
+	MemoryMiB int `yaml:"memory_mib"` // least memory of a machine
 }
 
 type recipeDocumentFile struct {
@@ -126,6 +128,9 @@ func parseRecipe(name string, b []byte, read func(source string) ([]byte, error)
 		}
 	}
 	r.Commands = d.Commands
+	if r.MemoryMiB = d.MemoryMiB; r.MemoryMiB < 0 || r.MemoryMiB > mostMemoryMiB {
+		return Recipe{}, fmt.Errorf("memory_mib is %d: want at most %d", r.MemoryMiB, mostMemoryMiB)
+	}
 	total, seen := 0, map[string]bool{}
 	for _, f := range d.Files {
 		file, err := f.load(read)

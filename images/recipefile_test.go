@@ -76,6 +76,8 @@ func TestRecipesRefused(t *testing.T) {
 		"packages: ['-o=Dir::Etc=x']":                                  "package name",
 		"packages: ['x,y']":                                            "package name",
 		"commands: ['']":                                               "command",
+		"memory_mib: -1":                                               "memory_mib",
+		"memory_mib: 262145":                                           "at most 262144",
 		"files: [{path: a, content: x}]":                               "absolute path",
 		"files: [{path: /../a, content: x}]":                           "absolute path",
 		"files: [{path: /a/, content: x}]":                             "absolute path",

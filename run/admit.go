@@ -33,28 +33,15 @@ func (s *Store) Admit(ctx context.Context, a Admission) (r Run, replayed bool, e
 		return fail(err)
 	}
 	kept, whole := a.Spec.split()
-	spec := a.Encoded
-	if spec == "" {
-		var err error
-		if spec, err = encode("request", &a.Spec); err != nil {
-			return fail(err)
-		}
-	}
-	request := spec
-	if whole {
-		spec = ""
-	} else {
-		var err error
-		if request, err = encode("request", &kept); err != nil {
-			return fail(err)
-		}
+	request, spec, err := a.encode(kept, whole)
+	if err != nil {
+		return fail(err)
 	}
 	if len(request)+len(spec) > maxSpecBytes {
 		return fail(fmt.Errorf("request has more than %d bytes: %w", maxSpecBytes, ErrRange))
 	}
 	id := a.ID
 	if id == "" {
-		var err error
 		if id, err = NewID(); err != nil {
 			return fail(err)
 		}
@@ -101,6 +88,25 @@ func (s *Store) Admit(ctx context.Context, a Admission) (r Run, replayed bool, e
 	}
 	return Run{ID: id, Org: a.Org, State: Queued, QueuedAt: time.UnixMicro(now).UTC(), Queue: place, Request: &kept,
 		Money: Money{Reserved: a.Spec.MaxCostMicros}}, false, nil
+}
+
+// encode returns the request as the record keeps it, and whole where that is not the same.
+func (a Admission) encode(kept Spec, whole bool) (request string, spec []byte, err error) {
+	switch {
+	case whole && a.Encoded != "":
+		return a.Encoded, nil, nil
+	case whole:
+		request, err = encode("request", &kept)
+		return request, nil, err
+	case a.Encoded != "":
+		spec = []byte(a.Encoded)
+	default:
+		if spec, err = encodeWhole(&a.Spec); err != nil {
+			return "", nil, err
+		}
+	}
+	request, err = encode("request", &kept)
+	return request, spec, err
 }
 
 // check refuses what no script should see.

@@ -186,8 +186,11 @@ func (s *Store) evalBatched(ctx context.Context, sc *script, keys []string, args
 		size += len(k)
 	}
 	for _, a := range args {
-		if text, ok := a.(string); ok {
-			size += len(text)
+		switch v := a.(type) {
+		case string:
+			size += len(v)
+		case []byte:
+			size += len(v)
 		}
 	}
 	if size > maxBatched {

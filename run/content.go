@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"unicode/utf8"
+
+	fastjson "github.com/segmentio/encoding/json"
 )
 
 // Content is what a client or its run wrote: prompt, command, files, metadata, output, event text. This file says what
@@ -119,6 +121,19 @@ func encode(what string, v any) (string, error) {
 		return "", fmt.Errorf("encode %s: %w", what, err)
 	}
 	return string(b), nil
+}
+
+// encodeWhole encodes a spec with its files, which may be large: encoding/json would have them in memory three times for it.
+func encodeWhole(sp *Spec) ([]byte, error) {
+	size := 4 << 10
+	for _, f := range sp.Files {
+		size += len(f.Content) + len(f.Content)/16
+	}
+	b, err := fastjson.Append(make([]byte, 0, size), sp, fastjson.SortMapKeys)
+	if err != nil {
+		return nil, fmt.Errorf("encode request: %w", err)
+	}
+	return b, nil
 }
 
 // mustEncode is for values of this package that always encode.

@@ -29,12 +29,15 @@ func imageDir(s settings) string {
 	return filepath.Join(s.Provision.DataDir, "images")
 }
 
-// firstImage is the name of the first image that the node serves.
-func firstImage(s settings) string {
+// firstImage is the name of the first image that the node serves, and the memory of its machines.
+func firstImage(s settings) (name string, memoryMiB int) {
+	name, memoryMiB = run.DefaultImage, s.Provision.MemoryMiB
 	if all, err := imagepool.Parse(s.Image.Names); err == nil {
-		return all[0].Image
+		if name = all[0].Image; all[0].MemoryMiB > 0 {
+			memoryMiB = all[0].MemoryMiB
+		}
 	}
-	return run.DefaultImage
+	return name, memoryMiB
 }
 
 func imageCommand() *cobra.Command {
@@ -115,9 +118,10 @@ func doctorCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			image, memory := firstImage(s)
 			checks := doctor.Run(cmd.Context(), doctor.Config{
-				DataDir: s.Provision.DataDir, ImageDir: filepath.Join(imageDir(s), firstImage(s)), RedisURL: s.Run.RedisURL,
-				QEMU: s.QEMU.Path, CloudHypervisor: s.CloudHypervisor.Path, Hypervisor: s.Hypervisor.Name, MemoryMiB: s.Provision.MemoryMiB, MinReady: s.Pool.MinReady, MaxMachines: s.Pool.MaxMachines,
+				DataDir: s.Provision.DataDir, ImageDir: filepath.Join(imageDir(s), image), RedisURL: s.Run.RedisURL,
+				QEMU: s.QEMU.Path, CloudHypervisor: s.CloudHypervisor.Path, Hypervisor: s.Hypervisor.Name, MemoryMiB: memory, MinReady: s.Pool.MinReady, MaxMachines: s.Pool.MaxMachines,
 			})
 			if output.json() {
 				err = printJSON(cmd.OutOrStdout(), checks)

@@ -35,8 +35,16 @@ func (c *cell) runNode(ctx context.Context, ready *readiness, registry *promethe
 		return fmt.Errorf("settings: %w", err)
 	}
 	for _, w := range wanted {
-		if _, err := images.Open(c.imagePath(w.Image)); err != nil {
+		image, err := images.Open(c.imagePath(w.Image))
+		if err != nil {
 			return fmt.Errorf("open image %s: %w", w.Image, err)
+		}
+		variable, memory := "EPHEMERAL_IMAGES", w.MemoryMiB
+		if memory == 0 {
+			variable, memory = "EPHEMERAL_MACHINE_MEMORY_MIB", c.Provision.MemoryMiB
+		}
+		if err := image.CheckMemory(memory); err != nil {
+			return fmt.Errorf("settings: %s: %w", variable, err)
 		}
 	}
 	driver, err := openDriver(c.settings, c.log)

@@ -178,6 +178,9 @@ func checkImage(_ context.Context, c *Config) Check {
 	img, err := c.Host.Image(c.ImageDir)
 	switch {
 	case err == nil:
+		if err := img.CheckMemory(c.MemoryMiB); err != nil {
+			return fail("raise EPHEMERAL_MACHINE_MEMORY_MIB, or the image's own memory in EPHEMERAL_IMAGES", "%v", err)
+		}
 		return ok("%s is verified: %s", img.Name, img.Digest)
 	case errors.Is(err, images.ErrNotBuilt):
 		return fail("build it: `ephemeral image build`, or `make image`", "there is no image in %s", c.ImageDir)

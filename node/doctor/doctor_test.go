@@ -205,6 +205,7 @@ func TestBrokenHost(t *testing.T) {
 		{"old mkfs.erofs", func(h *fakeHost, _ *Config) { h.output["mkfs.erofs"] = "mkfs.erofs 1.2" }, "mkfs-erofs", Warn, "too old", "erofs-utils", nil},
 		{"no image", func(h *fakeHost, _ *Config) { h.imageErr = fmt.Errorf("%w: no manifest", images.ErrNotBuilt) }, "image", Fail, "no image in /var/lib/ephemeral/images/base", "image build", nil},
 		{"damaged image", func(h *fakeHost, _ *Config) { h.imageErr = fmt.Errorf("%w: vmlinuz", images.ErrDamaged) }, "image", Fail, "vmlinuz", "--rebuild", nil},
+		{"memory too small for the image", func(_ *fakeHost, c *Config) { c.MemoryMiB = 64 }, "image", Fail, "64 MiB", "EPHEMERAL_MACHINE_MEMORY_MIB", nil},
 		{"unreadable image", func(h *fakeHost, _ *Config) { h.imageErr = os.ErrPermission }, "image", Fail, "permission", "readable", nil},
 		{"little memory", func(h *fakeHost, _ *Config) { h.files["/proc/meminfo"] = "MemAvailable: 1048576 kB\n" }, "memory", Warn, "1024 MiB available; 2 ready machines take 512 MiB, 16 in full use 6400 MiB", "EPHEMERAL_POOL", nil},
 		{"no memory", func(h *fakeHost, _ *Config) { h.files["/proc/meminfo"] = "MemAvailable: 102400 kB\n" }, "memory", Fail, "100 MiB available", "add memory", nil},

@@ -2,8 +2,8 @@ package e2e
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"os/exec"
@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/ephemeral-run/ephemeral/client"
+	"github.com/ephemeral-run/ephemeral/run"
 )
 
 // shortFuzz bounds the fuzzing with one key; EPHEMERAL_TEST_FUZZ_TIME says otherwise.
@@ -73,7 +74,9 @@ func TestTwiceTheLoad(t *testing.T) {
 	s := startOwn(t, "EPHEMERAL_RATE_LIMIT="+fmt.Sprint(rate), "EPHEMERAL_RATE_BURST="+fmt.Sprint(rate), "EPHEMERAL_QUEUE_LIMIT=500")
 	m := s.tenant(t, 1_000_000_000)
 	var sent sync.WaitGroup
-	var accepted, refused atomic.Int64
+	var refused atomic.Int64
+	var mu sync.Mutex
+	accepted := map[run.ID]bool{}
 	tick := time.NewTicker(time.Second / (2 * rate))
 	defer tick.Stop()
 	for range 2 * rate * seconds {
@@ -92,10 +95,15 @@ func TestTwiceTheLoad(t *testing.T) {
 				return
 			}
 			defer resp.Body.Close()
-			_, _ = io.Copy(io.Discard, resp.Body) // the status is what counts
+			var r run.Run
+			err = json.NewDecoder(resp.Body).Decode(&r)
 			switch {
+			case err != nil:
+				t.Error(err)
 			case resp.StatusCode == http.StatusAccepted:
-				accepted.Add(1)
+				mu.Lock()
+				accepted[r.ID] = true
+				mu.Unlock()
 			case (resp.StatusCode == http.StatusTooManyRequests || resp.StatusCode == http.StatusServiceUnavailable) && resp.Header.Get("Retry-After") != "":
 				refused.Add(1)
 			default:
@@ -104,9 +112,27 @@ func TestTwiceTheLoad(t *testing.T) {
 		})
 	}
 	sent.Wait()
-	t.Logf("%d accepted, %d told to come again", accepted.Load(), refused.Load())
-	if accepted.Load() == 0 || refused.Load() == 0 {
-		t.Errorf("%d accepted, %d told to come again", accepted.Load(), refused.Load())
+	t.Logf("%d accepted, %d told to come again", len(accepted), refused.Load())
+	if len(accepted) == 0 || refused.Load() == 0 || len(accepted)+int(refused.Load()) != 2*rate*seconds {
+		t.Errorf("%d accepted, %d told to come again", len(accepted), refused.Load())
+	}
+	for page := (run.Page{Limit: 100}); ; {
+		list, err := m.Runs(t.Context(), page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range list.Runs {
+			if !accepted[r.ID] {
+				t.Errorf("%s is there twice, or was not accepted", r.ID)
+			}
+			delete(accepted, r.ID)
+		}
+		if page.Cursor = list.NextCursor; page.Cursor == "" {
+			break
+		}
+	}
+	if len(accepted) > 0 {
+		t.Errorf("%d accepted runs are not there", len(accepted))
 	}
 	a, err := m.Account(t.Context())
 	if err != nil || a.Available < 0 {
