@@ -185,7 +185,7 @@ func TestDispositionProperty(t *testing.T) {
 // is what it holds of all of them. Then each reads the rest.
 func TestFilesTakeBoundedMemory(t *testing.T) {
 	const clients = 40
-	l := newLive(t, Config{})
+	l := newLive(t, Config{WriteTimeout: time.Minute})
 	m := l.newMember("org_memory", 1_000_000)
 	content := bytes.Repeat([]byte("0123456789abcdef"), 1<<20)
 	r := l.left(m, map[string][]byte{"big": content})

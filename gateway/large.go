@@ -43,10 +43,14 @@ func (s *Server) readWhenRoom(org string, id run.ID, bytes int64) (run.Run, erro
 	if err := s.answers.Acquire(ctx, bytes); err != nil {
 		return run.Run{}, problem(CodeUnavailable, "Too many large answers are being sent.").because(err)
 	}
+	read := false
+	defer func() {
+		if !read { // also when it panicked
+			s.answers.Release(bytes)
+		}
+	}()
 	record, err := s.deps.Store.Get(ctx, org, id)
-	if err != nil {
-		s.answers.Release(bytes)
-	}
+	read = err == nil
 	return record, err
 }
 

@@ -46,14 +46,20 @@ func TestLargeBodiesTakeBoundedMemory(t *testing.T) {
 	const budget, clients = 8 << 20, 16
 	var inside atomic.Int64
 	gate := make(chan struct{})
-	store := &fakeStore{admit: func(a run.Admission) (run.Run, bool, error) {
-		inside.Add(1)
-		<-gate
-		return run.Run{ID: testRun, State: run.Queued, Request: &a.Spec}, false, nil
-	}}
-	s := serve(t, Config{BodyMemory: budget, StoreTimeout: time.Minute, ReadTimeout: time.Minute}, Deps{Store: store})
 	body := `{"command":"true","max_cost_micros":1000,"files":[{"path":"a","encoding":"base64","content":"` +
 		strings.Repeat("QUJD", 1<<20-1000) + `"},{"path":"b","content":"x"}]}`
+	store := &fakeStore{
+		admit: func(a run.Admission) (run.Run, bool, error) {
+			inside.Add(1)
+			<-gate
+			return run.Run{ID: testRun, State: run.Queued, Request: &a.Spec}, false, nil
+		},
+		get: func(id run.ID) (run.Run, error) { // for answers that had to wait for room
+			spec, err := parseSpec([]byte(body), rules{})
+			return run.Run{ID: id, State: run.Queued, Request: &spec}, err
+		},
+	}
+	s := serve(t, Config{BodyMemory: budget, StoreTimeout: time.Minute, ReadTimeout: time.Minute, WriteTimeout: time.Minute}, Deps{Store: store})
 	before := settledHeap(t)
 	var all sync.WaitGroup
 	for range clients {
