@@ -3,7 +3,9 @@ package run
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
@@ -13,6 +15,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/sys/unix"
+
+	"github.com/ephemeral-run/ephemeral/run/redisserver"
 )
 
 func BenchmarkAdmit(b *testing.B) {
@@ -206,7 +210,20 @@ func BenchmarkSettle(b *testing.B) {
 
 // BenchmarkWakeUp tells how long an idle node needs to have a run's lease, counted from before its admission.
 func BenchmarkWakeUp(b *testing.B) {
-	f := newFixture(b, func(c *Config) { c.Concurrency = 1 << 30 })
+	for _, fsync := range []string{"everysec", "always"} {
+		b.Run(fsync, func(b *testing.B) { benchmarkWakeUp(b, fsync) })
+	}
+}
+
+func benchmarkWakeUp(b *testing.B, fsync string) {
+	started, stop := context.WithTimeout(context.Background(), 20*time.Second)
+	defer stop()
+	own, err := redisserver.Start(started, filepath.Join(b.TempDir(), "redis"), redisserver.Options{Fsync: fsync, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { own.Close() })
+	f := newFixture(b, func(c *Config) { c.RedisURL, c.Concurrency = own.URL(), 1<<30 })
 	f.newOrg("o", 0, 1<<50)
 	node := f.open()
 	taken := make(chan time.Time)
@@ -234,5 +251,6 @@ func BenchmarkWakeUp(b *testing.B) {
 	<-ended
 	slices.Sort(took)
 	b.ReportMetric(float64(took[len(took)/2].Microseconds())/1000, "p50-ms")
+	b.ReportMetric(float64(took[len(took)*95/100].Microseconds())/1000, "p95-ms")
 	b.ReportMetric(float64(took[len(took)*99/100].Microseconds())/1000, "p99-ms")
 }

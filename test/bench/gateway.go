@@ -27,6 +27,7 @@ const (
 	gatewayConnections = 50
 	gatewayRounds      = 3
 	gatewayRequests    = 20_000 // in each round
+	gatewayAlone       = 1000   // one at a time
 )
 
 // posted is what is posted: a command with the fields that a client sets.
@@ -218,7 +219,13 @@ func (c *cell) measure(ctx context.Context) ([]row, error) {
 	if err != nil {
 		return nil, fmt.Errorf("half load: %w", err)
 	}
-	return c.rows(rounds, paced), nil
+	alone := c.post()
+	alone.connections = 1
+	single, err := alone.run(ctx, gatewayAlone)
+	if err != nil {
+		return nil, fmt.Errorf("one at a time: %w", err)
+	}
+	return c.rows(rounds, paced, single), nil
 }
 
 func (c *cell) round(ctx context.Context, admit []string, ids []ephemeral.ID) (r round, err error) {
@@ -257,7 +264,7 @@ func (c *cell) round(ctx context.Context, admit []string, ids []ephemeral.ID) (r
 }
 
 // rows are the numbers of one way of syncing. The bars hold for the default one; both are shown.
-func (c *cell) rows(rounds []round, half loaded) []row {
+func (c *cell) rows(rounds []round, half, single loaded) []row {
 	suffix := ""
 	if c.fsync != "everysec" {
 		suffix = "." + c.fsync
@@ -287,7 +294,9 @@ func (c *cell) rows(rounds []round, half loaded) []row {
 		accept, cpu,
 		make("gateway.cpu.redis", "us/run", us(func(r round) time.Duration { return r.redis })),
 		make("gateway.cpu.client", "us/run", us(func(r round) time.Duration { return r.client })),
-		p99, replay, read,
+		p99,
+		{Name: "gateway.accept.alone" + suffix, Value: single.at(0.5), Unit: "ms", Samples: len(single.took), P95: single.at(0.95)},
+		replay, read,
 	}
 }
 

@@ -8,11 +8,11 @@ import (
 	"strconv"
 )
 
-// queueRows measures what one take costs Redis with few and with many runs waiting, and what Redis needs to keep a run: the
-// benchmarks of package run know its keys.
+// queueRows measures what one take costs Redis with few and with many runs waiting, what Redis needs to keep a run, and how long
+// an idle node needs to have one: the benchmarks of package run know its keys.
 func queueRows(ctx context.Context, _ options, _ string) ([]row, error) {
 	say("queue: takes with 100 to 1,000,000 runs waiting")
-	out, err := exec.CommandContext(ctx, "go", "test", "-buildvcs=false", "-run", "^$", "-bench", "^Benchmark(Take|Memory)$", "-benchtime", "2000x", "./run").CombinedOutput()
+	out, err := exec.CommandContext(ctx, "go", "test", "-buildvcs=false", "-run", "^$", "-bench", "^Benchmark(Take|Memory|WakeUp)$", "-benchtime", "2000x", "./run").CombinedOutput()
 	if err != nil {
 		return nil, fmt.Errorf("go test -bench: %w: %s", err, out)
 	}
@@ -32,7 +32,20 @@ func queueRows(ctx context.Context, _ options, _ string) ([]row, error) {
 	if err != nil {
 		return nil, err
 	}
-	return append(rows, row{Name: "run.memory", Value: bytes, Unit: "bytes", Samples: 2000, P95: bytes}), nil
+	rows = append(rows, row{Name: "run.memory", Value: bytes, Unit: "bytes", Samples: 2000, P95: bytes})
+	for _, fsync := range []string{"everysec", "always"} {
+		r := row{Name: "queue.wake.p99", Unit: "ms", Samples: 2000, most: 5}
+		if fsync != "everysec" {
+			r.Name += "." + fsync
+		}
+		for quantile, into := range map[string]*float64{"p99-ms": &r.Value, "p95-ms": &r.P95} {
+			if *into, err = reported(out, "BenchmarkWakeUp/"+fsync+`(?:-\d+)?`, quantile); err != nil {
+				return nil, err
+			}
+		}
+		rows = append(rows, r)
+	}
+	return rows, nil
 }
 
 // reported finds a number that a benchmark reported.
