@@ -88,8 +88,13 @@ func (r reply) text(i int) string {
 	return ""
 }
 
-// int is the i-th value as a number. Scripts write numbers as text: what cannot be read is a damaged store.
+// int is the i-th value as a number, which scripts write as such or as text: what cannot be read is a damaged store.
 func (r reply) int(i int) (int64, error) {
+	if i < len(r) {
+		if n, ok := r[i].(int64); ok {
+			return n, nil
+		}
+	}
 	n, err := strconv.ParseInt(r.text(i), 10, 64)
 	if err != nil {
 		return 0, fmt.Errorf("store answered %q where a number belongs: %w", r.text(i), err)

@@ -18,13 +18,14 @@ local id, now, amount = ARGV[3], tonumber(ARGV[5]), tonumber(ARGV[8])
 if ARGV[6] ~= '' then
   local seen = redis.call('GET', idem)
   if seen then
-    local fingerprint, first = string.match(seen, '^(%S+) (%S+)$')
-    if fingerprint ~= ARGV[6] then return {'CONFLICT'} end
+    local gap = string.find(seen, ' ', 1, true)
+    if string.sub(seen, 1, gap - 1) ~= ARGV[6] then return {'CONFLICT'} end
+    local first = string.sub(seen, gap + 1)
     if first == id then return {'OK', '0', '-1'} end
     local r = readrun(ARGV[16] .. first .. ARGV[17])
     local place, wait = 0, -1
     if r[1] == 'queued' then place, wait = standing(k, first, ARGV[4], tonumber(ARGV[15]), now) end
-    return {'REPLAY', first, r, int(place), int(wait)}
+    return {'REPLAY', first, r, place, wait}
   end
 elseif redis.call('EXISTS', run) == 1 then
   return {'OK', '0', '-1'}
@@ -98,4 +99,4 @@ else
   redis.call('ZADD', queue, int(now), id)
 end
 relist(queue, active, org, ring, ARGV[4], tonumber(ARGV[15]), ARGV[2])
-return {'OK', int(place), int(wait)}
+return {'OK', place, wait}

@@ -8,4 +8,4 @@ local r = readrun(run)
 if r[1] ~= 'queued' or r[2] ~= ARGV[2] then return {'OK', r, '0', '-1'} end
 local k = {org = org, queue = queue, parked = parked, active = active, leases = leases, ring = ring}
 local place, wait = standing(k, ARGV[1], ARGV[2], tonumber(ARGV[4]), tonumber(ARGV[3]))
-return {'OK', r, int(place), int(wait)}
+return {'OK', r, place, wait}
