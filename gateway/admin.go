@@ -62,6 +62,17 @@ func (s *Server) readFields(ctx context.Context, c *fiber.Ctx, member func(*deco
 	return nil
 }
 
+// readName reads an object that has a name and nothing else.
+func (s *Server) readName(ctx context.Context, c *fiber.Ctx) (name string, err error) {
+	err = s.readFields(ctx, c, func(d *decoder, field string) error {
+		if field == "name" {
+			return d.text(field, &name)
+		}
+		return errUnknownField
+	}, func(v *violations) { v.name("name", name) })
+	return name, err
+}
+
 // createOrg answers POST /v1/orgs. With an id the request may be repeated.
 func (s *Server) createOrg(ctx context.Context, c *fiber.Ctx, _ run.Key) error {
 	var o run.Org

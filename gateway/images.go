@@ -95,13 +95,8 @@ func (s *Server) putOrgImages(ctx context.Context, c *fiber.Ctx, _ run.Key) erro
 	if err != nil {
 		return err
 	}
-	body, release, err := s.readBody(ctx, c)
-	if err != nil {
-		return err
-	}
-	defer release()
 	names, given := []string{}, false
-	d, err := decodeObject(body, func(d *decoder, name string) error {
+	err = s.readFields(ctx, c, func(d *decoder, name string) error {
 		if name != "images" {
 			return errUnknownField
 		}
@@ -112,16 +107,13 @@ func (s *Server) putOrgImages(ctx context.Context, c *fiber.Ctx, _ run.Key) erro
 			names = append(names, n)
 			return err
 		})
+	}, func(v *violations) {
+		if !given {
+			v.invalid("images", "is required")
+		}
 	})
 	if err != nil {
 		return err
-	}
-	v := violations{fields: d.fields}
-	if !given {
-		v.invalid("images", "is required")
-	}
-	if p := v.problem(); p != nil {
-		return p
 	}
 	if org, err = s.deps.Store.AllowImages(ctx, org.ID, names); err != nil {
 		return err

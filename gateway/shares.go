@@ -31,25 +31,17 @@ func (s *Server) createShare(ctx context.Context, c *fiber.Ctx, key run.Key) err
 	if err != nil {
 		return err
 	}
-	body, release, err := s.readBody(ctx, c)
-	if err != nil {
-		return err
-	}
-	defer release()
 	seconds := int64(defaultShare / time.Second)
-	d, err := decodeObject(body, func(d *decoder, name string) error {
+	err = s.readFields(ctx, c, func(d *decoder, name string) error {
 		if name == "expires_in_seconds" {
 			return d.integer(name, &seconds)
 		}
 		return errUnknownField
+	}, func(v *violations) {
+		v.number("expires_in_seconds", seconds, int64(run.MinShare/time.Second), int64(run.MaxShare/time.Second))
 	})
 	if err != nil {
 		return err
-	}
-	v := violations{fields: d.fields}
-	v.number("expires_in_seconds", seconds, int64(run.MinShare/time.Second), int64(run.MaxShare/time.Second))
-	if p := v.problem(); p != nil {
-		return p
 	}
 	share, token, err := s.deps.Store.CreateShare(ctx, key.Org, id, time.Duration(seconds)*time.Second)
 	switch {

@@ -86,13 +86,7 @@ func (s *Server) signUp(c *fiber.Ctx) error {
 	if err != nil {
 		return err
 	}
-	var name string
-	err = s.readFields(ctx, c, func(d *decoder, field string) error {
-		if field == "name" {
-			return d.text(field, &name)
-		}
-		return errUnknownField
-	}, func(v *violations) { v.name("name", name) })
+	name, err := s.readName(ctx, c)
 	if err != nil {
 		return err
 	}
