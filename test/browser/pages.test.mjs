@@ -324,6 +324,21 @@ describe('connections', () => {
 });
 
 describe('the playground', () => {
+  test('plays the examples that need no connection as they are shown', async () => {
+    const { page, close } = await open('/');
+    await page.locator('.balance').waitFor();
+    for (const [example, state, result] of [['csv-analysis', 'Succeeded', /north,533\.20/], ['budget', 'Budget exhausted', /Still two/], ['command', 'Succeeded', /Could not resolve host/]]) {
+      await page.locator(`#examples button[data-example="${example}"]`).click();
+      const before = await page.locator('.run-id').allTextContents();
+      await page.locator('#go').click();
+      await page.waitForFunction((b) => ![b, undefined].includes(document.querySelector('.run-id')?.textContent), before[0]);
+      await lastRow(page).waitFor();
+      assert.equal(await page.locator('.run-head .state').textContent(), state, example);
+      assert.match(await page.locator('.result').innerText(), result, example);
+    }
+    await close();
+  });
+
   test('refuses a wrong key and forgets it', async () => {
     const { page, close } = await open('/', { key: '', faults: ['401'] });
     await page.locator('.event').first().waitFor(); // the recorded run
