@@ -66,6 +66,7 @@ export function when(iso) {
 
 // duration writes milliseconds in the unit that suits them.
 export function duration(ms) {
+  if (ms > 0 && ms < 0.1) return `<${units.ms1.format(0.1)}`;
   if (ms < 10) return units.ms1.format(ms);
   if (ms < 1000) return units.ms.format(ms);
   return ms < 120000 ? units.s.format(ms / 1000) : units.min.format(ms / 60000);
