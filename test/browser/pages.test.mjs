@@ -150,6 +150,7 @@ describe('a run', () => {
     line.cut();
     await page.locator('.link.lost').waitFor();
     await picture(page, 'run-reconnecting');
+    await accessible(page);
     line.mend();
     await page.locator('.replay:not(.idle)').waitFor();
     const seqs = await page.locator('.event').evaluateAll((all) => all.map((e) => Number(e.dataset.seq)));
@@ -169,6 +170,7 @@ describe('a run', () => {
     await page.locator('.event[data-type="cancelled"]').waitFor();
     await lastRow(page).waitFor();
     await picture(page, 'run-cancelled');
+    await accessible(page);
     await close();
   });
 
@@ -547,6 +549,12 @@ describe('how it looks', () => {
         await page.locator(name === 'playground' ? '.balance' : '.event').first().waitFor();
         if (name === 'run') await lastRow(page).waitFor();
         assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth), `${name} is wider than the window`);
+        const sent = await page.evaluate(() => {
+          const painted = performance.getEntriesByName('first-contentful-paint')[0].startTime;
+          return [...performance.getEntriesByType('navigation'), ...performance.getEntriesByType('resource')].filter((e) => e.responseStart <= painted).reduce((sum, e) => sum + e.transferSize, 0);
+        });
+        assert.ok(sent > 0 && sent < 100_000, `${sent} bytes before ${name} is painted first`);
+        console.log(`${name} in ${width} pixels: ${sent} bytes before the first paint`);
         await accessible(page);
         await page.screenshot({ path: join(screens, `${name}-${width}-${scheme}.png`), fullPage: true });
         await close();
