@@ -1,4 +1,4 @@
-"""The client for ordinary code."""
+"""The client for ordinary code. Generated from _async.py by generate.py: change that."""
 
 from __future__ import annotations
 
