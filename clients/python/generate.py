@@ -20,7 +20,7 @@ REPLACED = [
     (r"\basync (def|with|for)\b", r"\1"),
     (r"\bawait ", ""),
     (r"\banyio\.sleep\b", "time.sleep"),
-    (r"\b_account_async\b(?!`` has)", "_account_sync"),
+    (r"\b_account_async\b(?!\.py)", "_account_sync"),
     (r"__a(enter|exit|iter|next)__", r"__\1__"),
     (r"\ba(close|read|iter_bytes)\b", r"\1"),
     (r"\bAsync(?=[A-Z])", ""),

@@ -1,14 +1,15 @@
 package pools
 
-// Sizing is what a prediction is asked for: the size of a pool on one node, and the load on it.
+// Sizing is what a prediction is asked for: the size of a pool on one node, and the load on it. Of MemoryMiB, ServiceSeconds and
+// RestoreSeconds 0 is the server's default.
 type Sizing struct {
 	MinReady        int     `json:"min_ready"`
 	MaxReady        int     `json:"max_ready"`
 	MaxMachines     int     `json:"max_machines"`
-	MemoryMiB       int     `json:"memory_mib"` // of one machine
+	MemoryMiB       int     `json:"memory_mib,omitzero"` // of one machine
 	ClaimsPerSecond float64 `json:"claims_per_second"`
-	ServiceSeconds  float64 `json:"service_seconds"` // how long a claim keeps its machine, on average
-	RestoreSeconds  float64 `json:"restore_seconds"` // how long making a machine takes, on average
+	ServiceSeconds  float64 `json:"service_seconds,omitzero"` // how long a claim keeps its machine, on average
+	RestoreSeconds  float64 `json:"restore_seconds,omitzero"` // how long making a machine takes, on average
 }
 
 // Prediction is what a simulation of the pool's own policy gave.

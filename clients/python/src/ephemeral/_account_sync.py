@@ -1,4 +1,4 @@
-"""The calls of the ordinary client beside runs. Generated from _account_sync.py by generate.py: change that."""
+"""The calls of the ordinary client beside runs. Generated from _account_async.py by generate.py: change that."""
 
 from __future__ import annotations
 
