@@ -37,6 +37,7 @@ type Node struct {
 	store *run.Store
 	exec  Executor
 	slots *slots
+	able  func() []string // images that it has machines of; nil: all
 	log   *slog.Logger
 }
 
@@ -54,6 +55,10 @@ func New(name string, cfg Config, lease time.Duration, store *run.Store, exec Ex
 func (n *Node) SetConcurrency(runs int) {
 	n.slots.resize(runs)
 }
+
+// SetImages has the node take only runs of the images that able names, which it asks with every look at the queue. It is called
+// before Run; without it the node takes runs of all images.
+func (n *Node) SetImages(able func() []string) { n.able = able }
 
 // Concurrency is how many runs the node carries out at once, now.
 func (n *Node) Concurrency() int { return n.slots.now() }
@@ -93,7 +98,7 @@ func (n *Node) take(ctx, work context.Context, workers *sync.WaitGroup) {
 		if err != nil {
 			return
 		}
-		lease, err := n.store.Take(taking, n.name)
+		lease, err := n.store.TakeOf(taking, n.name, n.able)
 		fewer := errors.Is(context.Cause(taking), errFewer)
 		taken()
 		if err != nil {

@@ -19,6 +19,7 @@ type Node struct {
 	Isolation  string    `json:"isolation"`       // "kvm" or "emulated"
 	Image      string    `json:"image"`           // digest, of the first of Images
 	Images     []string  `json:"images,omitzero"` // names of those that it serves; none: the default image alone
+	Able       []string  `json:"able,omitzero"`   // those of them that it has machines of now
 	Slots      int       `json:"slots"`           // runs at once
 	Running    int       `json:"running"`         // runs now
 	Ready      int       `json:"ready"`           // machines that wait for a run

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"strings"
 	"sync"
 	"time"
 )
@@ -24,6 +25,13 @@ var takeScript, renewScript, requeueScript = loadScript("take"), loadLax("renew"
 //
 // Script take.lua.
 func (s *Store) Take(ctx context.Context, node string) (*Lease, error) {
+	return s.TakeOf(ctx, node, nil)
+}
+
+// TakeOf is Take of the runs whose image is one of those that able names, which is asked again with every look; nil: of all. Runs
+// of other images keep their places. A node looks past a hundred of them in each organisation, and past a hundred organisations
+// that have no others.
+func (s *Store) TakeOf(ctx context.Context, node string, able func() []string) (*Lease, error) {
 	if !nodePattern.MatchString(node) {
 		return nil, fmt.Errorf("take: node name %.64q: %w", node, ErrRange)
 	}
@@ -31,7 +39,13 @@ func (s *Store) Take(ctx context.Context, node string) (*Lease, error) {
 	timer := time.NewTimer(pollInterval)
 	defer timer.Stop()
 	for {
-		l, err := s.tryTake(ctx, node)
+		var l *Lease
+		var err error
+		if able == nil {
+			l, err = s.tryTake(ctx, node)
+		} else if images := able(); len(images) > 0 {
+			l, err = s.tryTake(ctx, node, images...)
+		}
 		if l != nil {
 			s.waker.wake() // one wake-up may stand for several runs: pass it on
 			return l, nil
@@ -80,11 +94,15 @@ func (w *waker) wake() {
 	}
 }
 
-// tryTake takes a run, or returns nil when there is none to take.
-func (s *Store) tryTake(ctx context.Context, node string) (*Lease, error) {
+// tryTake takes a run, of the images if any are given, or returns nil when there is none to take.
+func (s *Store) tryTake(ctx context.Context, node string, images ...string) (*Lease, error) {
+	able := ""
+	if len(images) > 0 {
+		able = " " + strings.Join(images, " ") + " "
+	}
 	now := s.micros()
 	args := []any{s.keys.events(), s.keys.work(), node, now, now + s.cfg.Lease.Microseconds(), s.cfg.Lease.Milliseconds(),
-		s.cfg.Concurrency, s.cfg.Retention.Milliseconds(), endedContentLost.data, endedContentLost.outcome}
+		s.cfg.Concurrency, s.cfg.Retention.Milliseconds(), endedContentLost.data, endedContentLost.outcome, able}
 	for _, k := range s.keys.closing("<org>", "<run>") {
 		args = append(args, k)
 	}

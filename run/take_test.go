@@ -177,7 +177,7 @@ func TestTakeRepeatedOnTheNetwork(t *testing.T) {
 	f.newOrg("o", 0, 1000)
 	f.admit("o", 1)
 	f.admit("o", 1)
-	args := []any{f.keys.events(), f.keys.work(), "n1", f.micros(), f.micros() + 1e7, 10_000, 5, 1000, "{}", "{}"}
+	args := []any{f.keys.events(), f.keys.work(), "n1", f.micros(), f.micros() + 1e7, 10_000, 5, 1000, "{}", "{}", ""}
 	for _, k := range f.keys.closing("<org>", "<run>") {
 		args = append(args, k)
 	}

@@ -244,6 +244,7 @@ func (s *stand) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	n.SetImages(s.set.Able)
 	s.set.Limit(s.together(), n.SetConcurrency) // 0 until there are machines
 	s.control = control.New(s.parts.Node(), pools.New(s.store), s.log, s.subjects()...)
 	if s.driver.Isolation() == vmm.Emulated {
@@ -263,7 +264,7 @@ func (s *stand) run(ctx context.Context) error {
 			slots := n.Concurrency()
 			return run.Node{
 				ID: s.parts.Node(), Version: version, Hypervisor: s.driver.Name() + " " + s.driver.Version(),
-				Isolation: string(s.driver.Isolation()), Image: s.pools[0].digest(), Images: s.images(), Slots: slots, StartedAt: started,
+				Isolation: string(s.driver.Isolation()), Image: s.pools[0].digest(), Images: s.images(), Able: s.set.Able(), Slots: slots, StartedAt: started,
 				Running: runner.Running(), Ready: s.readyMachines(), Draining: slots == 0 || ctx.Err() != nil,
 			}
 		}, s.log)

@@ -160,8 +160,21 @@ func (s *Set) Limit(most int, take func(runs int)) {
 	s.tell()
 }
 
-// Take notes how many runs at once the pool of an image allows. With 0, the node takes none once no pool allows any: which
-// image a run uses is not known before it is taken.
+// Able names the images whose pools allow runs now, in the order in which they were added: there is a template to make machines
+// of, and the operator does not hold the pool back.
+func (s *Set) Able() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	able := make([]string, 0, len(s.images))
+	for _, image := range s.images {
+		if s.takes[image] > 0 {
+			able = append(able, image)
+		}
+	}
+	return able
+}
+
+// Take notes how many runs at once the pool of an image allows. With 0, the node takes none of that image.
 func (s *Set) Take(image string, runs int) {
 	s.mu.Lock()
 	s.takes[image] = runs

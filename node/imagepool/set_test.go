@@ -175,3 +175,21 @@ func TestTogetherNotMoreThanTheNode(t *testing.T) {
 		t.Errorf("told %v, want %v", told, want)
 	}
 }
+
+// The node takes runs of the images whose pools allow any.
+func TestAble(t *testing.T) {
+	s, _ := newSet("base", "data", "tools")
+	check := func(want ...string) {
+		t.Helper()
+		if got := s.Able(); !slices.Equal(got, want) {
+			t.Errorf("able %v, want %v", got, want)
+		}
+	}
+	check()
+	s.Take("tools", 1)
+	s.Take("base", 4)
+	check("base", "tools")
+	s.Take("base", 0) // its template cannot be made any more
+	s.Take("data", 2)
+	check("data", "tools")
+}

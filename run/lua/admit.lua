@@ -71,7 +71,7 @@ if wait >= 0 then data = data .. ',"estimated_wait_ms":' .. string.format('%.0f'
 emit(events, ARGV[1], id, r, 'queued', now, data .. '}', '')
 redis.call('HSET', run, 'state', 'queued', 'org', ARGV[4], 'key', ARGV[13], 'token', '0', 'queued_us', int(now),
   'at_us', int(r.at), 'seq', int(r.seq), 'reserved', int(amount), 'charged', '0', 'pending', '0', 'model', '0',
-  'web', '0', 'compute', '0', 'zdr', ARGV[12], 'request', ARGV[10])
+  'web', '0', 'compute', '0', 'zdr', ARGV[12], 'request', ARGV[10], 'wants', ARGV[19])
 if ARGV[18] ~= '0' then redis.call('HSET', run, 'retention_ms', ARGV[18]) end
 if ARGV[11] ~= '' then
   redis.call('HSET', run, 'split', '1')

@@ -2,7 +2,7 @@
 -- KEYS: 1 ring, 2 turn, 3 leases, 4 answer (remembers what this call took)
 -- ARGV: 1 events channel, 2 work channel, 3 node, 4 now, 5 end of the lease, 6 lifetime of the answer (ms),
 --       7 default concurrency, 8 retention (ms), 9 ended data and 10 outcome of a run whose content is gone,
---       from 11 on the keys of a run, with <run> and <org> in them, in the order of closing()
+--       11 the images that the node has machines of now, each between spaces ('': any), from 12 on the keys of a run, with <run> and <org> in them, in the order of closing()
 -- Returns {'OK', run id, org, token, queued_us, reserved, request, spec ('': the request is whole), ended} | {'NONE', ended} |
 --         {'CORRUPT', run id}; ended: organisation and id of each run that this call ended, with spaces between them
 -- Safe to repeat with the same answer key: it gives the same lease again, for its full time.
@@ -12,7 +12,7 @@ local c = {events = ARGV[1], work = ARGV[2], limit = limit, ttl = ARGV[8]}
 
 local function names(org, id)
   local k = {}
-  for i = 11, #ARGV do k[#k + 1] = (ARGV[i]:gsub('<run>', id):gsub('<org>', org)) end
+  for i = 12, #ARGV do k[#k + 1] = (ARGV[i]:gsub('<run>', id):gsub('<org>', org)) end
   return closing(k)
 end
 
@@ -53,15 +53,37 @@ if before then
   redis.call('DEL', answer)
 end
 
+-- fits tells whether the node has machines for a run. Of one that is gone, or was admitted before images were noted, that is
+-- found out later.
+local function fits(k, id)
+  if ARGV[11] == '' then return true end
+  local wants = redis.call('HGET', (k.run:gsub('<run>', id)), 'wants')
+  return not wants or ARGV[11]:find(' ' .. wants .. ' ', 1, true) ~= nil
+end
+
+-- fitting is the oldest of an organisation's runs that the node has machines for; nil: there is none among the first hundred.
+local function fitting(k, first)
+  if fits(k, first) then return first end
+  for _, id in ipairs(redis.call('ZRANGE', k.queue, 1, 99)) do
+    if fits(k, id) then return id end
+  end
+end
+
+local passed = 0 -- organisations, whose runs other nodes may have machines for
 for _ = 1, 100 do
-  local org = redis.call('ZRANGE', ring, 0, 0)[1]
+  local org = redis.call('ZRANGE', ring, passed, passed)[1]
   if not org then return {'NONE', ended} end
   local k = names(org, '<run>')
   local own = num(redis.call('HGET', k.org, 'concurrency'))
   local id = redis.call('ZRANGE', k.queue, 0, 0)[1]
   if not id or redis.call('SCARD', k.active) >= (own > 0 and own or limit) then
     redis.call('ZREM', ring, org)
+    id = nil
   else
+    id = fitting(k, id)
+    if not id then passed = passed + 1 end
+  end
+  if id then
     k = names(org, id)
     local r = load(k.run)
     if not r or not legal[r.state].starting then
