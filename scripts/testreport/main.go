@@ -1,19 +1,24 @@
 // Command testreport reads the output of "go test -json", shows what failed and what was skipped, and closes with the line
-// "N passed, N failed, N skipped". It exits with 1 if anything failed or nothing passed.
+// "N passed, N failed, N skipped". It exits with 1 if anything failed or nothing passed. With -log it also shows, as they come,
+// the lines that tests logged.
 package main
 
 import (
 	"bufio"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"os"
+	"regexp"
 	"strings"
 )
 
 func main() {
-	ok, err := report(os.Stdin, os.Stdout)
+	log := flag.Bool("log", false, "show the lines that tests log")
+	flag.Parse()
+	ok, err := report(os.Stdin, os.Stdout, *log)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "testreport:", err)
 	}
@@ -35,6 +40,9 @@ type event struct {
 // keepOutput bounds what is kept of one test's output, in bytes.
 const keepOutput = 256 << 10
 
+// logged is how a line begins that a test has logged.
+var logged = regexp.MustCompile(`^ +\w+_test\.go:\d+: `)
+
 // maxLine bounds a line of input, in bytes. test2json cuts longer lines of output.
 const maxLine = 16 << 20
 
@@ -55,11 +63,12 @@ type reporter struct {
 	order    map[string][]string // tests of a package as they started
 	skipped  []string
 	total    counts
+	log      bool // lines that tests log are shown
 }
 
 // report reads events to their end. It tells whether something passed and nothing failed.
-func report(r io.Reader, w io.Writer) (bool, error) {
-	rep := &reporter{w: w, packages: map[string]map[string]*test{}, order: map[string][]string{}}
+func report(r io.Reader, w io.Writer, log bool) (bool, error) {
+	rep := &reporter{w: w, log: log, packages: map[string]map[string]*test{}, order: map[string][]string{}}
 	scan := bufio.NewScanner(r)
 	scan.Buffer(nil, maxLine)
 	for scan.Scan() {
@@ -101,6 +110,9 @@ func (r *reporter) take(e event) {
 	t.ran = t.ran || e.Test != ""
 	switch e.Action {
 	case "output":
+		if r.log && logged.MatchString(e.Output) {
+			fmt.Fprint(r.w, "      ", strings.TrimLeft(e.Output, " "))
+		}
 		if t.output.Len() < keepOutput {
 			t.output.WriteString(e.Output)
 		}

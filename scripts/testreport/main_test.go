@@ -115,7 +115,7 @@ func TestReport(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			var b strings.Builder
-			ok, err := report(strings.NewReader(strings.Join(tt.events, "\n")+"\n"), &b)
+			ok, err := report(strings.NewReader(strings.Join(tt.events, "\n")+"\n"), &b, false)
 			out := b.String()
 			if (ok && err == nil) != tt.ok {
 				t.Errorf("ok %t, %v, want %t", ok, err, tt.ok)
@@ -146,10 +146,29 @@ func TestOutputIsBounded(t *testing.T) {
 	}
 	in.WriteString(`{"Action":"fail","Package":"p","Test":"TestA"}` + "\n" + `{"Action":"fail","Package":"p"}` + "\n")
 	var out strings.Builder
-	if ok, _ := report(strings.NewReader(in.String()), &out); ok {
+	if ok, _ := report(strings.NewReader(in.String()), &out, false); ok {
 		t.Error("passed")
 	}
 	if out.Len() > 2*keepOutput {
 		t.Errorf("%d bytes shown", out.Len())
+	}
+}
+
+// TestLogged: with -log, the lines that tests log are shown also when they pass, and no others.
+func TestLogged(t *testing.T) {
+	in := `{"Action":"run","Package":"p","Test":"T"}
+{"Action":"output","Package":"p","Test":"T","Output":"=== RUN   T\n"}
+{"Action":"output","Package":"p","Test":"T","Output":"    kills_test.go:12: kill 1, redis\n"}
+{"Action":"pass","Package":"p","Test":"T"}
+{"Action":"pass","Package":"p"}
+`
+	for log, want := range map[bool]string{
+		true:  "      kills_test.go:12: kill 1, redis\nok    p  0.0s  1 passed, 0 failed, 0 skipped\n1 passed, 0 failed, 0 skipped\n",
+		false: "ok    p  0.0s  1 passed, 0 failed, 0 skipped\n1 passed, 0 failed, 0 skipped\n",
+	} {
+		var out strings.Builder
+		if ok, err := report(strings.NewReader(in), &out, log); !ok || err != nil || out.String() != want {
+			t.Errorf("-log=%t: %t, %v\n%s", log, ok, err, out.String())
+		}
 	}
 }
