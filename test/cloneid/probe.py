@@ -3,7 +3,7 @@ addresses and ids. Prints one line of JSON and then answers each line of standar
 
 Arguments: "draws" tells random values only; any other is the path of the Go probe. Sources that a machine has not are left out.
 """
-import json, os, random, secrets, shutil, ssl, subprocess, sys, tempfile, time, uuid
+import json, os, random, secrets, ssl, sys, time, uuid
 
 # What clones share may be shifted by a draw more or less, hence so many.
 draws = [os.urandom(8).hex() for _ in range(64)]
@@ -20,7 +20,21 @@ def device(path):
 
 
 def output(*args):
-    return subprocess.run(args, check=True, capture_output=True, text=True).stdout.strip()
+    """What a program prints. The module subprocess costs an emulated machine more than most programs do."""
+    out, into = os.pipe()
+    actions = [(os.POSIX_SPAWN_DUP2, into, 1), (os.POSIX_SPAWN_CLOSE, out)]
+    pid = os.posix_spawnp(args[0], args, os.environ, file_actions=actions)
+    os.close(into)
+    with open(out) as f:
+        text = f.read()
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if status != 0:
+        raise OSError("%s: exit code %d" % (args[0], status))
+    return text.strip()
+
+
+def found_program(name):
+    return any(os.access(os.path.join(d, name), os.X_OK) for d in os.get_exec_path())
 
 
 def client_random():
@@ -55,7 +69,7 @@ def values():
         "/dev/urandom": device("/dev/urandom"),
         "/dev/random": device("/dev/random"),
         "Python random": str(random.random()),
-        "Python random, another process": output(sys.executable, "-c", "import random; print(random.random())"),
+        "Python random, another process": output(sys.executable, "-I", "-S", "-c", "import random; print(random.random())"),
         "Python hash of a string": str(hash("clone")),
         "Python secrets": secrets.token_hex(),
         "Python uuid4": str(uuid.uuid4()),
@@ -63,7 +77,7 @@ def values():
         "TLS client random": client_random(),
         "OpenSSL, linked": ssl.RAND_bytes(16).hex(),
         "memory layout": maps[0].split("-")[0] + next(m.split("-")[0] for m in maps if m.endswith("[stack]")),
-        "temporary name": tempfile.mktemp(),
+        "temporary name": output("mktemp", "-u"),
         "hostname": os.uname().nodename,
         "/etc/hostname": read("/etc/hostname"),
         "machine id": read("/etc/machine-id"),
@@ -73,11 +87,11 @@ def values():
         found["MAC address of " + name] = address
     if addresses():
         found["IP addresses"] = " ".join(addresses())
-    if shutil.which("openssl"):
+    if found_program("openssl"):
         found["openssl rand"] = output("openssl", "rand", "-hex", "16")
-    if shutil.which("node"):
+    if found_program("node"):
         found["node crypto"] = output("node", "-e", "console.log(require('crypto').randomBytes(16).toString('hex'), Math.random())")
-    if shutil.which("bash"):
+    if found_program("bash"):
         found["bash SRANDOM"] = output("bash", "-c", "echo $SRANDOM $SRANDOM")
     for path in sys.argv[1:]:
         found.update(json.loads(output(path)))
