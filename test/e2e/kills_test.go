@@ -120,7 +120,7 @@ func TestKills(t *testing.T) {
 	h := newHunt(t)
 	times := map[string][]time.Duration{}
 	for i, k := range all {
-		if end, ok := t.Deadline(); ok && time.Until(end) < runLimit {
+		if end, ok := t.Deadline(); ok && time.Until(end) < roundLimit {
 			t.Errorf("the test's time is up after %d of %d kills", i, len(all)) // and its server must not outlive it
 			break
 		}
@@ -155,6 +155,9 @@ type hunt struct {
 	ends map[string]int // by state or code of the error
 	last string
 }
+
+// roundLimit bounds one kill with all that follows it.
+const roundLimit = 4 * time.Minute
 
 // huntMachines is how many machines there are at most, huntSpares how many hypervisor processes beside them that wait for one.
 const (
@@ -239,7 +242,7 @@ func (h *hunt) await(id run.ID, step string) (machine string, err error) {
 // round kills once, and returns how long it took until a new run was carried out. Afterwards all is quiet.
 func (h *hunt) round(t *testing.T, k kill) time.Duration {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), runLimit)
+	ctx, cancel := context.WithTimeout(t.Context(), roundLimit)
 	defer cancel()
 	h.load.start(ctx, t)
 	request := client.Request{Command: k.command, TimeoutSeconds: 60, Files: []run.File{{Path: "given", Content: "x"}}}
