@@ -210,6 +210,7 @@ func config(dir, socket, fsync string) string {
 		"aof-load-truncated yes", // the tail of a write cut by power loss was never acknowledged as synced
 		`save ""`,
 		"maxmemory-policy noeviction",
+		"hash-max-listpack-value 512", // a run's record with an ordinary request in one piece: less memory, less work
 		"timeout 0",
 		"slowlog-log-slower-than -1",
 		"crash-log-enabled no",
