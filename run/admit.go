@@ -62,6 +62,21 @@ func (s *Store) Admit(ctx context.Context, a Admission) (r Run, replayed bool, e
 	if err != nil {
 		return fail(err)
 	}
+	shown := kept
+	if !a.Spec.ZeroDataRetention {
+		shown = a.Spec
+	}
+	if rep.code() == "WAITS" {
+		place, err := decodePlace(rep, 3)
+		if err != nil {
+			return fail(err)
+		}
+		queued, err := rep.int(2)
+		if err != nil {
+			return fail(err)
+		}
+		return waiting(ID(rep.text(1)), a.Org, queued, place, shown), true, nil
+	}
 	if rep.code() == "REPLAY" {
 		place, err := decodePlace(rep, 3)
 		if err != nil {
@@ -83,11 +98,13 @@ func (s *Store) Admit(ctx context.Context, a Admission) (r Run, replayed bool, e
 	if err != nil {
 		return fail(err)
 	}
-	if !a.Spec.ZeroDataRetention {
-		kept = a.Spec
-	}
-	return Run{ID: id, Org: a.Org, State: Queued, QueuedAt: time.UnixMicro(now).UTC(), Queue: place, Request: &kept,
-		Money: Money{Reserved: a.Spec.MaxCostMicros}}, false, nil
+	return waiting(id, a.Org, now, place, shown), false, nil
+}
+
+// waiting is a run that nothing has happened to since it was queued.
+func waiting(id ID, org string, queued int64, place *Place, request Spec) Run {
+	return Run{ID: id, Org: org, State: Queued, QueuedAt: time.UnixMicro(queued).UTC(), Queue: place, Request: &request,
+		Money: Money{Reserved: request.MaxCostMicros}}
 }
 
 // encode returns the request as the record keeps it, and whole where that is not the same.

@@ -6,11 +6,12 @@
 --       10 request as the record keeps it, 11 whole spec ('': the request is whole), 12 '1' zero data retention,
 --       13 API key id, 14 default queue limit (0: none), 15 default concurrency, 16 prefix and 17 suffix of a run's key,
 --       18 how long the request wants its content kept after the end (ms; 0: as long as the rest), 19 image
--- Returns {'OK'} | {'REPLAY', run id, readrun(), place, wait} | {'CONFLICT'} | {'NOTFOUND'} (no such org) | {'BUDGET'} | {'FUNDS'} |
+-- Returns {'OK'} | {'WAITS', run id, when it was queued, place, wait} | {'REPLAY', run id, readrun(), place, wait} | {'CONFLICT'} | {'NOTFOUND'} (no such org) | {'BUDGET'} | {'FUNDS'} |
 --         {'IMAGE'} |
 --         {'FULL', when the request will be let in (microseconds from now; -1: not known)}
 -- OK has two more values: the run's place in line (0: not known) and the microseconds until its turn (-1: not known). So has
--- REPLAY, with 0 when the run does not wait any more.
+-- REPLAY, with 0 when the run does not wait any more. WAITS is the replay of a run that waits and whose record has this very
+-- request: nothing else is known of it.
 -- Safe to repeat: by the idempotency key, and by the run id, which the caller makes once.
 local idem, run, events, spec, org, queue, active, runs, ring, limits, parked, keyparked, leases = unpack(KEYS)
 local k = {leases = leases, active = active, org = org, queue = queue, ring = ring, parked = parked}
@@ -22,10 +23,13 @@ if ARGV[6] ~= '' then
     if string.sub(seen, 1, gap - 1) ~= ARGV[6] then return {'CONFLICT'} end
     local first = string.sub(seen, gap + 1)
     if first == id then return {'OK', '0', '-1'} end
-    local r = readrun(ARGV[16] .. first .. ARGV[17])
-    local place, wait = 0, -1
-    if r[1] == 'queued' then place, wait = standing(k, first, ARGV[4], tonumber(ARGV[15]), now) end
-    return {'REPLAY', first, r, place, wait}
+    local record, place, wait = ARGV[16] .. first .. ARGV[17], 0, -1
+    local v = redis.call('HMGET', record, 'state', 'queued_us', 'request')
+    if v[1] == 'queued' then
+      place, wait = standing(k, first, ARGV[4], tonumber(ARGV[15]), now)
+      if v[3] == ARGV[10] then return {'WAITS', first, v[2], place, wait} end
+    end
+    return {'REPLAY', first, readrun(record), place, wait}
   end
 elseif redis.call('EXISTS', run) == 1 then
   return {'OK', '0', '-1'}
