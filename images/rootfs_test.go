@@ -105,22 +105,36 @@ func TestMissingPrograms(t *testing.T) {
 	}
 }
 
-// TestBuildDebian makes the whole image twice, from the archive, and compares: the same packages give the same bytes.
-// It takes minutes and a Debian mirror; EPHEMERAL_TEST_IMAGE_BUILD asks for it.
+// TestBuildDebian makes whole images twice, from the archive, and compares: the same packages, files and commands give the same
+// bytes. It takes minutes and a Debian mirror; EPHEMERAL_TEST_IMAGE_BUILD asks for it.
 func TestBuildDebian(t *testing.T) {
 	if os.Getenv("EPHEMERAL_TEST_IMAGE_BUILD") == "" {
 		t.Skip("EPHEMERAL_TEST_IMAGE_BUILD is not set; make image builds the same")
 	}
-	b := newBuilding(t)
-	b.Progress = func(s string) { t.Log(s) }
-	first, err := Build(t.Context(), b.Options)
+	recipe, err := parseRecipe("rep", []byte(`
+packages: [bc, python3-yaml]
+files: [{path: /home/worker/.config/tools.conf, content: "key: value\n"}, {path: /opt/hello, mode: "0755", content: "#!/bin/sh\necho hello\n"}]
+commands:
+  - chown -R worker: /home/worker
+  - mkdir /opt/made && python3 -c 'import yaml; print(yaml.safe_dump({"b": 2, "a": [1, 2]}))' >/opt/made/out.yaml
+  - useradd --system tool
+`), nil)
 	must(t, err)
-	b.Rebuild = true
-	second, err := Build(t.Context(), b.Options)
-	must(t, err)
-	if first.Digest != second.Digest {
-		t.Errorf("digests %s and %s of the same inputs", first.Digest, second.Digest)
+	for _, r := range []Recipe{Base(), recipe} {
+		t.Run(r.Name, func(t *testing.T) {
+			b := newBuilding(t)
+			b.Recipe = r
+			b.Progress = func(s string) { t.Log(s) }
+			first, err := Build(t.Context(), b.Options)
+			must(t, err)
+			b.Rebuild = true
+			second, err := Build(t.Context(), b.Options)
+			must(t, err)
+			if first.Digest != second.Digest {
+				t.Errorf("digests %s and %s of the same inputs", first.Digest, second.Digest)
+			}
+			t.Setenv("EPHEMERAL_TEST_IMAGE", filepath.Dir(second.Kernel))
+			TestBuiltImage(t)
+		})
 	}
-	t.Setenv("EPHEMERAL_TEST_IMAGE", filepath.Dir(second.Kernel))
-	TestBuiltImage(t)
 }
