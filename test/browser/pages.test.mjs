@@ -564,7 +564,7 @@ describe('how it looks', () => {
 });
 
 describe('recorded events', () => {
-  test('of the web and of a budget that is nearly used up are shown', async () => {
+  test('of the web, of a budget that is nearly used up and of dropped packets are shown', async () => {
     const run = await finished({ command: 'true' });
     const events = await api(server, 'GET', `/v1/runs/${run.id}/events`);
     const { at_ms } = events.events[3];
@@ -572,6 +572,7 @@ describe('recorded events', () => {
       { seq: 3.2, run: run.id, type: 'web', at_ms, data: { kind: 'fetch', method: 'GET', target: 'https://example.com/<i>', status: 200, bytes: 12, duration_ms: 40, charged_micros: 90_000 } },
       { seq: 3.4, run: run.id, type: 'web', at_ms, data: { kind: 'search', target: 'weather', status: 0, bytes: 0, duration_ms: 40, charged_micros: 0, error: 'no <b>answer</b>' } },
       { seq: 3.6, run: run.id, type: 'budget.warning', at_ms, data: { reserved_micros: 100_000, charged_micros: 90_000, pending_micros: 0 } });
+    Object.assign(events.events.find((e) => e.type === 'microvm.destroyed').data, { dropped_packets: 3, dropped_bytes: 180 });
     const { page, close } = await open('/');
     await page.route(`**/v1/runs/${run.id}/events?*`, (route) => route.fulfill({ json: events }));
     await page.evaluate((id) => { location.hash = id; location.reload(); }, run.id);
@@ -581,6 +582,7 @@ describe('recorded events', () => {
     assert.match(await web.first().innerText(), /GET https:\/\/example\.com\/<i>[^]*200[^]*\$0\.09/);
     assert.match(await web.last().innerText(), /weather[^]*no <b>answer<\/b>/);
     assert.match(await page.locator('.event[data-type="budget.warning"]').innerText(), /\$0\.09\d* of \$0\.1/);
+    assert.match(await page.locator('.event[data-type="microvm.destroyed"] .dropped').innerText(), /3 packets[^]*180/);
     // The stages are those of the record, in its order, and none without a time.
     assert.deepEqual(await page.locator('.stages dt').evaluateAll((all) => all.map((e) => e.dataset.stage)), run.stages.map((s) => s.name));
     assert.equal(await page.locator('.stages dd', { hasText: '–' }).count(), 0);
