@@ -13,6 +13,12 @@ const largeAnswer = 256 << 10
 // sendRun answers with a run. Large answers share as much memory as bodies do: one that does not fit is read again when it
 // does, and refused when that is not within the time of a request.
 func (s *Server) sendRun(c *fiber.Ctx, org string, status int, record run.Run) error {
+	return s.sendView(c, org, status, record, func(r run.Run) run.Run { return r })
+}
+
+// sendView is sendRun with what view makes of the run.
+func (s *Server) sendView(c *fiber.Ctx, org string, status int, record run.Run, view func(run.Run) run.Run) error {
+	record = view(record)
 	size := contentSize(record)
 	if size < largeAnswer {
 		return sendSmall(c, status, &record)
@@ -25,6 +31,7 @@ func (s *Server) sendRun(c *fiber.Ctx, org string, status int, record run.Run) e
 		if record, err = s.readWhenRoom(org, id, held); err != nil {
 			return err
 		}
+		record = view(record)
 	}
 	body, err := encodeRun(make([]byte, 0, size+size/16+4<<10), &record)
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/valyala/fasthttp"
 	"golang.org/x/sync/semaphore"
 	"pgregory.net/rapid"
 
@@ -169,6 +170,32 @@ func TestLargeAnswersWaitForRoom(t *testing.T) {
 	}
 	if !s.answers.TryAcquire(8 << 20) {
 		t.Error("memory is not given back")
+	}
+}
+
+// TestViewOfALargeRun: who may see a part of a run gets no more of it when the answer had to wait and was read again.
+func TestViewOfALargeRun(t *testing.T) {
+	record := run.Run{ID: testRun, Node: "secret", State: run.Queued, Request: &run.Spec{Command: strings.Repeat("x", 1<<20)}}
+	s := serve(t, Config{BodyMemory: 1 << 20}, Deps{Store: &fakeStore{get: func(run.ID) (run.Run, error) { return record, nil }}})
+	for _, waits := range []bool{false, true} {
+		if waits {
+			if !s.answers.TryAcquire(1) {
+				t.Fatal("memory is not given back")
+			}
+			time.AfterFunc(50*time.Millisecond, func() { s.answers.Release(1) })
+		}
+		c := s.app.AcquireCtx(&fasthttp.RequestCtx{})
+		if err := s.sendView(c, "o", http.StatusOK, record, sharedView); err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(c.Response().BodyStream())
+		if err != nil || len(body) < 1<<20 || strings.Contains(string(body), "secret") {
+			t.Errorf("waits %v: %d bytes, %v", waits, len(body), err)
+		}
+		if err := c.Response().CloseBodyStream(); err != nil {
+			t.Error(err)
+		}
+		s.app.ReleaseCtx(c)
 	}
 }
 

@@ -110,13 +110,18 @@ func (s *Server) getShared(ctx context.Context, c *fiber.Ctx, org string, id run
 	if err != nil {
 		return err
 	}
-	record.Org, record.Node = "", ""
-	if record.Request != nil {
-		request := *record.Request
+	return s.sendView(c, org, http.StatusOK, record, sharedView)
+}
+
+// sharedView is what those see of a run who have a link to it.
+func sharedView(r run.Run) run.Run {
+	r.Org, r.Node = "", ""
+	if r.Request != nil {
+		request := *r.Request
 		request.Metadata, request.Files, request.Connections = nil, nil, nil
-		record.Request = &request
+		r.Request = &request
 	}
-	return sendJSON(c, http.StatusOK, record)
+	return r
 }
 
 // getSharedEvents answers GET /v1/shared/events as GET /v1/runs/{id}/events does.
