@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"log/slog"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,21 +14,22 @@ import (
 // TestHubSubscribesForReadersOnly: the first reader brings the subscription up, and it outlives the last one by a while.
 func TestHubSubscribesForReadersOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		subscribed, events := 0, make(chan run.Event)
+		var subscribed atomic.Int64
+		events := make(chan run.Event)
 		h := newHub(&fakeStore{subscribe: func(ctx context.Context) (<-chan run.Event, <-chan struct{}, error) {
 			time.Sleep(10 * time.Millisecond)
-			subscribed++
-			context.AfterFunc(ctx, func() { subscribed-- })
+			subscribed.Add(1)
+			context.AfterFunc(ctx, func() { subscribed.Add(-1) })
 			return events, make(chan struct{}), nil
 		}}, slog.New(slog.DiscardHandler))
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		go h.run(ctx)
-		count := func(when string, want int) {
+		count := func(when string, want int64) {
 			t.Helper()
 			synctest.Wait()
-			if subscribed != want {
-				t.Fatalf("%s: %d subscriptions, want %d", when, subscribed, want)
+			if got := subscribed.Load(); got != want {
+				t.Fatalf("%s: %d subscriptions, want %d", when, got, want)
 			}
 		}
 		time.Sleep(time.Minute)
