@@ -132,7 +132,10 @@ func (s *stand) openPool(w imagepool.Wanted, shared *pool.Limits) error {
 		return err
 	}
 	open := func() (*images.Held, error) { return images.Hold(s.imagePath(w.Image)) }
-	progress := func(line string) { s.log.Info("template", "pool", p.name, "step", line) }
+	progress := func(line string) {
+		s.log.Info("template", "pool", p.name, "step", line)
+		s.screen.template(p.name, line)
+	}
 	p.keeper = s.parts.Keeper(open, shape, progress, func(t vmm.Template) { s.renewed(p, t) })
 	p.keeper.Observe(observer)
 	p.latency = &control.Latencies{Next: observer}

@@ -63,6 +63,13 @@ func (p *progress) close() {
 	}
 }
 
+// show brings the bar back after close.
+func (p *progress) show() {
+	if p.bar != nil {
+		_ = p.bar.RenderBlank()
+	}
+}
+
 // short is text on one line of at most n characters, none of which can steer a terminal.
 func short(text string, n int) string {
 	line := []rune(oneLine(text))

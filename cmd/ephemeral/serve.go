@@ -94,6 +94,7 @@ func nodeCommand() *cobra.Command {
 type cell struct {
 	settings
 	log    *slog.Logger
+	screen *console
 	store  *run.Store
 	broker *broker.Broker
 	traces *tracing.Tracer // nil: none are sent
@@ -111,9 +112,10 @@ func withCell(ctx context.Context, private, machines bool, f func(context.Contex
 	if err := keepSecrets(); err != nil {
 		return err
 	}
-	lines := logging.NewWriter(os.Stderr)
+	screen := &console{out: os.Stderr}
+	lines := logging.NewWriter(screen)
 	defer func() { err = errors.Join(err, lines.Close()) }()
-	c := &cell{settings: s, log: slog.New(lines.Handler(s.Log.handler(lines)))}
+	c := &cell{settings: s, screen: screen, log: slog.New(lines.Handler(s.Log.handler(lines)))}
 	slog.SetDefault(c.log)
 	for _, name := range misspelt(os.Environ()) {
 		c.log.Warn("there is no such setting; \"ephemeral config\" lists them all", "variable", name)
