@@ -69,6 +69,7 @@ type subject struct {
 	ready    bool // machines can be made
 	taking   int  // runs at once
 	reported pools.Report
+	history  pools.History
 	at       time.Time // of the last report
 
 	mu   sync.Mutex
@@ -256,6 +257,9 @@ func (c *Controller) reportAll(ctx context.Context) {
 	for _, s := range c.subjects {
 		c.flush(ctx, s)
 		r := c.look(s)
+		s.history.Add(r)
+		history := s.history
+		r.History = &history
 		if time.Since(s.at) < pools.ReportEvery && same(r, s.reported) {
 			continue
 		}
@@ -275,7 +279,7 @@ func (c *Controller) reportAll(ctx context.Context) {
 // same tells whether two reports differ in nothing but time.
 func same(a, b pools.Report) bool {
 	for _, r := range []*pools.Report{&a, &b} {
-		r.At, r.OldestReadySeconds, r.LongestWaitSeconds, r.Reason = time.Time{}, 0, 0, ""
+		r.At, r.OldestReadySeconds, r.LongestWaitSeconds, r.Reason, r.History = time.Time{}, 0, 0, "", nil
 	}
 	return reflect.DeepEqual(a, b)
 }

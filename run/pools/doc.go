@@ -142,6 +142,7 @@ type Report struct {
 	ClaimLatency   *Latency `json:"claim_latency,omitempty"`   // of the last claims; nil: there were none
 	RestoreLatency *Latency `json:"restore_latency,omitempty"` // of the last machines made: restored, tried and put to rest
 
+	History   *History   `json:"history,omitempty"` // nil: nobody has looked yet
 	Decisions []Decision `json:"decisions"` // the last ones, oldest first
 }
 

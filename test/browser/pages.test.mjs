@@ -511,6 +511,8 @@ describe('operations', () => {
     const { page, close } = await open('/ops', { key: server.adminKey });
     await page.locator('.pool[aria-label^="base"]').waitFor();
     await page.waitForFunction(() => Number(document.querySelector('[data-gauge="ready"]')?.textContent) > 0);
+    // The history is the node's, so a page that was just opened has one: the server has been there for longer than two looks.
+    await page.waitForFunction(() => (document.querySelector('svg.history path.ready')?.getAttribute('d').match(/L/g) ?? []).length >= 2);
     await page.locator('.resize button:not(.primary)').click();
     await page.locator('.pool dl[aria-live] dd').first().waitFor();
     await page.locator('.resize input').first().fill('3');

@@ -8,7 +8,8 @@ import { bytes, date, duration, has, number, percent, t } from './i18n.js';
 import { visible } from './visible.js';
 
 const every = 2000; // milliseconds between two looks
-const kept = 150; // looks that the history shows: five minutes
+const shown = 300; // seconds of history
+const step = 2; // seconds between two looks of it
 const root = $('ops');
 const lines = ['ready', 'leased', 'refilling', 'target', 'misses']; // of the history
 const sizes = ['min_ready', 'max_ready', 'max_machines'];
@@ -44,10 +45,27 @@ class QueueCard {
   }
 }
 
+// past adds the histories of a pool's nodes up, by how long ago each look was. A node that has not been there as long counts from
+// when it was.
+function past(nodes) {
+  const histories = nodes.map((n) => n.history).filter(Boolean);
+  const end = Math.max(...histories.map((h) => Date.parse(h.end)));
+  const all = [];
+  for (const h of histories) {
+    const late = Math.round((end - Date.parse(h.end)) / (1000 * step)); // looks that it lacks at the end
+    for (const [i, ready] of h.ready.entries()) {
+      const ago = late + h.ready.length - 1 - i;
+      const sum = (all[ago] ??= { ready: 0, leased: 0, refilling: 0, target: 0, misses: 0 });
+      sum.ready += ready;
+      for (const name of ['leased', 'refilling', 'target']) sum[name] += h[name][i];
+      sum.misses += i > 0 ? h.misses_total[i] - h.misses_total[i - 1] : 0;
+    }
+  }
+  return Array.from(all, (sum) => sum ?? { ready: 0, leased: 0, refilling: 0, target: 0, misses: 0 }).reverse();
+}
+
 // PoolCard is one pool: gauges, history, nodes, and its size.
 class PoolCard {
-  #history = [];
-
   constructor(name) {
     this.name = name;
     this.gauges = h('dl', { class: 'gauges' });
@@ -84,9 +102,7 @@ class PoolCard {
     const gauge = (name, value) => h('div', {}, h('dt', {}, t(`ops.${name}`)), h('dd', { data: { gauge: name } }, value));
     this.gauges.replaceChildren(...['ready', 'leased', 'refilling', 'waiting', 'target'].map((name) => gauge(name, number(pool[name]))),
       gauge('claims', number(claims)), gauge('misses', percent(miss)), gauge('wait', claims > 0 ? duration(1000 * sum('wait_seconds_total') / claims) : '–'));
-    this.#history.push({ ...pool, misses: sum('misses_total') });
-    if (this.#history.length > kept) this.#history.shift();
-    this.#draw();
+    this.#draw(past(pool.nodes));
     this.nodes.replaceChildren(...pool.nodes.map((n) => h('tr', {}, h('th', { scope: 'row' }, h('code', { translate: 'no' }, visible(n.node))),
       h('td', {}, has(`ops.state.${n.state}`) ? t(`ops.state.${n.state}`) : visible(n.state), n.circuit !== 'closed' && h('span', { class: 'fault' }, ' ', visible(n.circuit_reason || n.circuit))),
       ['ready', 'leased', 'refilling', 'waiting', 'target'].map((name) => h('td', {}, number(n[name]))),
@@ -102,13 +118,12 @@ class PoolCard {
     if (first) for (const size of sizes) this.inputs[size].value = String(pool.policy[size] ?? pool.nodes[0]?.settings[size] ?? '');
   }
 
-  #draw() {
-    const all = this.#history;
+  #draw(all) {
     const most = Math.max(1, ...all.flatMap((p) => [p.ready + p.leased, p.target]));
-    const x = (i) => (300 * (kept - all.length + i) / (kept - 1)).toFixed(1); // the latest look is at the end
+    const x = (i) => (300 * (1 - (all.length - 1 - i) * step / shown)).toFixed(1); // the latest look is at the end
     const y = (value) => (58 - 56 * value / most).toFixed(1);
     const path = (name) => all.map((p, i) => `${i === 0 ? 'M' : 'L'}${x(i)} ${y(p[name])}`).join('');
-    const missed = all.map((p, i) => (i > 0 && p.misses > all[i - 1].misses ? `M${x(i)} 60V${y(Math.min(most, p.misses - all[i - 1].misses))}` : '')).join('');
+    const missed = all.map((p, i) => (p.misses > 0 ? `M${x(i)} 60V${y(Math.min(most, p.misses))}` : '')).join('');
     this.chart.replaceChildren(svg('path', { d: missed, class: 'misses' }), ...['target', 'refilling', 'leased', 'ready'].map((name) => svg('path', { d: path(name), class: name })));
   }
 
