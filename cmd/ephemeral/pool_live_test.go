@@ -253,7 +253,7 @@ func TestOperatorsSeePools(t *testing.T) {
 			t.Errorf("%q is missing: %v\n%s", want, err, out)
 		}
 	}
-	out, err = o.ephemeral("pool", "top", "--times", "2", "--interval", "1200ms")
+	out, err = o.ephemeral("pool", "top", "--times", "2", "--interval", (pools.ReportEvery + time.Second).String()) // a rate needs another report
 	if err != nil || strings.Count(out, "base-1x512") != 2 || !strings.Contains(out, "0.00") {
 		t.Errorf("%v\n%s", err, out)
 	}

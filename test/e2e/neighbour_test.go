@@ -107,7 +107,7 @@ const (
 
 // mostGrowth is how much more a server may take, in bytes: its garbage is collected when its heap is twice what it was, and
 // that is counted from 64 MiB (gateway.heapFloor).
-const mostGrowth = 320 << 20
+const mostGrowth = raceMemory * 320 << 20
 
 // TestHostileNeighbours: whatever a guest does, runs of others succeed beside it; no machine takes more memory than its limit,
 // and server and Redis no more than they need; and when it is over, everything is as it was. In `make chaos` it also measures:

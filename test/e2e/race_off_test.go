@@ -3,3 +3,5 @@
 package e2e
 
 var raceFlag []string
+
+const raceMemory = 1

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/ephemeral-run/ephemeral/vmm"
@@ -26,6 +27,7 @@ type Machine struct {
 	steps  []Step
 	madeAt time.Time
 	close  func() error
+	urgent atomic.Bool // Wake gave it the CPU first
 
 	preparation *preparation // nil: it has none, and rests since it was made
 }
@@ -43,9 +45,7 @@ func (m *Machine) MadeAt() time.Time { return m.madeAt }
 // those that are at work, so that a burst of claims does not wait for the first of them to finish: until Settled, which must
 // be called before anything untrusted runs.
 func (m *Machine) Wake(ctx context.Context) error {
-	if err := m.cell.SetUrgent(true); err != nil {
-		return fmt.Errorf("wake machine %s: %w", m.ID(), err)
-	}
+	m.urgent.Store(m.cell.SetUrgent(true) == nil) // a host on which that fails wakes it like any other
 	paused := m.rest == RestPaused
 	if m.preparation != nil {
 		var err error
@@ -61,6 +61,9 @@ func (m *Machine) Wake(ctx context.Context) error {
 
 // Settled ends what Wake gave it: it shares the CPU with others as they with it.
 func (m *Machine) Settled() error {
+	if !m.urgent.Swap(false) {
+		return nil
+	}
 	if err := m.cell.SetUrgent(false); err != nil {
 		return fmt.Errorf("settle machine %s: %w", m.ID(), err)
 	}

@@ -157,3 +157,21 @@ func TestCloseEndsAPreparation(t *testing.T) {
 		s.empty(t, p)
 	}
 }
+
+// A host whose cgroups cannot be written to wakes its machines nevertheless.
+func TestWakesWithoutPriority(t *testing.T) {
+	s := newStage()
+	p, tmpl := preparing(t, s, RestPaused)
+	s.fail["hurry"] = errors.New("read-only file system")
+	m, err := p.Create(t.Context(), tmpl)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(m.Rested(t.Context()), m.Wake(t.Context()), m.Settled(), m.Close()); err != nil {
+		t.Error(err)
+	}
+	if diff := cmp.Diff(slices.Concat(toReady, []string{"prepare", "pause", "hurry", "resume"}, undone), s.events()); diff != "" {
+		t.Errorf("what happened (-want +got):\n%s", diff)
+	}
+	s.empty(t, p)
+}
