@@ -143,7 +143,7 @@ type Report struct {
 	RestoreLatency *Latency `json:"restore_latency,omitempty"` // of the last machines made: restored, tried and put to rest
 
 	History   *History   `json:"history,omitempty"` // nil: nobody has looked yet
-	Decisions []Decision `json:"decisions"` // the last ones, oldest first
+	Decisions []Decision `json:"decisions"`         // the last ones, oldest first
 }
 
 // Latency is how long the last Count of something took, in seconds, by nearest rank.
