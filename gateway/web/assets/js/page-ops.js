@@ -8,7 +8,7 @@ import { bytes, date, duration, has, number, percent, t } from './i18n.js';
 import { visible } from './visible.js';
 
 const every = 2000; // milliseconds between two looks
-const shown = 300; // seconds of history
+const span = 300; // seconds of history
 const step = 2; // seconds between two looks of it
 const root = $('ops');
 const lines = ['ready', 'leased', 'refilling', 'target', 'misses']; // of the history
@@ -49,16 +49,16 @@ class QueueCard {
 // when it was.
 function past(nodes) {
   const histories = nodes.map((n) => n.history).filter(Boolean);
-  const end = Math.max(...histories.map((h) => Date.parse(h.end)));
+  const end = Math.max(...histories.map((one) => Date.parse(one.end)));
   const all = [];
-  for (const h of histories) {
-    const late = Math.round((end - Date.parse(h.end)) / (1000 * step)); // looks that it lacks at the end
-    for (const [i, ready] of h.ready.entries()) {
-      const ago = late + h.ready.length - 1 - i;
+  for (const one of histories) {
+    const late = Math.round((end - Date.parse(one.end)) / (1000 * step)); // looks that it lacks at the end
+    for (const [i, ready] of one.ready.entries()) {
+      const ago = late + one.ready.length - 1 - i;
       const sum = (all[ago] ??= { ready: 0, leased: 0, refilling: 0, target: 0, misses: 0 });
       sum.ready += ready;
-      for (const name of ['leased', 'refilling', 'target']) sum[name] += h[name][i];
-      sum.misses += i > 0 ? h.misses_total[i] - h.misses_total[i - 1] : 0;
+      for (const name of ['leased', 'refilling', 'target']) sum[name] += one[name][i];
+      sum.misses += i > 0 ? one.misses_total[i] - one.misses_total[i - 1] : 0;
     }
   }
   return Array.from(all, (sum) => sum ?? { ready: 0, leased: 0, refilling: 0, target: 0, misses: 0 }).reverse();
@@ -120,7 +120,7 @@ class PoolCard {
 
   #draw(all) {
     const most = Math.max(1, ...all.flatMap((p) => [p.ready + p.leased, p.target]));
-    const x = (i) => (300 * (1 - (all.length - 1 - i) * step / shown)).toFixed(1); // the latest look is at the end
+    const x = (i) => (300 * (1 - (all.length - 1 - i) * step / span)).toFixed(1); // the latest look is at the end
     const y = (value) => (58 - 56 * value / most).toFixed(1);
     const path = (name) => all.map((p, i) => `${i === 0 ? 'M' : 'L'}${x(i)} ${y(p[name])}`).join('');
     const missed = all.map((p, i) => (p.misses > 0 ? `M${x(i)} 60V${y(Math.min(most, p.misses))}` : '')).join('');
