@@ -113,7 +113,8 @@ func (c *cell) redisBenchmark(ctx context.Context, command []string) (float64, e
 		return 0, err
 	}
 	if after-before < gatewayRequests*99/100 {
-		return 0, fmt.Errorf("redis-benchmark queued %d runs of %d:\n%s", after-before, gatewayRequests, out)
+		answer, err := exec.CommandContext(ctx, "redis-cli", append([]string{"-s", c.redis.Addr()}, command...)...).CombinedOutput()
+		return 0, errors.Join(fmt.Errorf("redis-benchmark queued %d runs of %d; Redis answers %q", after-before, gatewayRequests, answer), err)
 	}
 	// The last line is the command in quotes, calls a second, and six latencies.
 	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
