@@ -46,3 +46,13 @@ func TestEveryCommandExplainsItself(t *testing.T) {
 		t.Errorf("only %d commands", n)
 	}
 }
+
+// Receipts are found where somebody looks for them: among what is done with runs, and with one.
+func TestReceiptsAreFoundTwice(t *testing.T) {
+	for _, parent := range []string{"run", "runs"} {
+		cmd, args, err := root().Find([]string{parent, "receipts", "run_x"})
+		if err != nil || cmd.Name() != "receipts" || len(args) != 1 {
+			t.Errorf("%s receipts: %v, %q, %v", parent, cmd.CommandPath(), args, err)
+		}
+	}
+}

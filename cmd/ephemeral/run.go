@@ -83,6 +83,9 @@ A repetition with the same --idempotency-key is the same run: nothing is run or 
 	cmd.MarkFlagsMutuallyExclusive("file", "command", "prompt")
 	cmd.MarkFlagsOneRequired("file", "command", "prompt")
 	o.output.flag(cmd)
+	receipts := runsReceiptsCommand() // found under run too: it is about one
+	receipts.Hidden = true
+	cmd.AddCommand(receipts)
 	return cmd
 }
 
