@@ -11,7 +11,7 @@ import (
 
 // redisConfig is about the private redis-server.
 type redisConfig struct {
-	Fsync string `env:"EPHEMERAL_REDIS_FSYNC" envDefault:"always" help:"when the private redis-server syncs to disk: always, so that nothing acknowledged is lost when it is killed or the host crashes, or everysec, which may lose up to two seconds"`
+	Fsync string `env:"EPHEMERAL_REDIS_FSYNC" envDefault:"everysec" help:"when the private redis-server syncs to disk: everysec, or always, which loses nothing acknowledged when it is killed or the host crashes"`
 }
 
 // redisDir is where the private redis-server of this data directory lives.
