@@ -13,11 +13,11 @@ import (
 // Observation is what was seen of one machine.
 type Observation struct {
 	// Values are what must differ, by name: ids, names, addresses, one value of each source of randomness.
-	Values map[string]string `json:"values"`
+	Values map[string]string
 	// Draws are random values that were drawn one after the other from one source. Clones may share them shifted.
-	Draws []string `json:"draws"`
+	Draws []string
 	// Ahead is how far the machine's clock is ahead of the observer's. It is wrong by half of RoundTrip at the most.
-	Ahead, RoundTrip time.Duration `json:"-"`
+	Ahead, RoundTrip time.Duration
 }
 
 // Limits are what Compare demands.
@@ -30,7 +30,7 @@ type Limits struct {
 var DefaultLimits = Limits{
 	ClockError: 50 * time.Millisecond,
 	Required: []string{
-		"kernel uuid", "boot id", "getrandom", "/dev/urandom", "/dev/random", "Python random", "Python secrets", "Python uuid4",
+		"kernel uuid", "boot id", "getrandom", "/dev/urandom", "/dev/random", "Python random", "Python SystemRandom", "Python uuid1",
 		"TLS client random", "OpenSSL, linked", "hostname", "machine id",
 	},
 }

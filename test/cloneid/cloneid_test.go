@@ -44,7 +44,7 @@ func TestObserve(t *testing.T) {
 		}
 		all = append(all, o)
 	}
-	for _, name := range append(DefaultLimits.Required, "Go crypto/rand", "Go crypto/ecdh", "Go math/rand/v2", "Go maphash", "memory layout") {
+	for _, name := range append(DefaultLimits.Required, "Go crypto/rand", "Go crypto/ecdh", "Go math/rand/v2", "Go maphash", "Go temporary name", "memory layout") {
 		if all[0].Values[name] == "" && !(name == "machine id" && os.Getenv("CI") != "") {
 			t.Errorf("no %s", name)
 		}
@@ -66,15 +66,22 @@ func TestObserveFails(t *testing.T) {
 	boom := errors.New("boom")
 	for name, run := range map[string]Run{
 		"cannot run": func(context.Context, []string, io.Reader, io.Writer, io.Writer) error { return boom },
-		"no JSON": func(_ context.Context, _ []string, _ io.Reader, out, _ io.Writer) error {
+		"another program": func(_ context.Context, _ []string, _ io.Reader, out, _ io.Writer) error {
 			_, _ = io.WriteString(out, "hello\n")
 			return nil
 		},
 		"no clock": func(_ context.Context, _ []string, in io.Reader, out, _ io.Writer) error {
-			_, _ = io.WriteString(out, "{}\n")
+			_, _ = io.WriteString(out, "draw\t00\nvalue\ta\tb\n\n")
 			_, _ = in.Read(make([]byte, 1))
 			_, _ = io.WriteString(out, "noon\n")
 			return nil
+		},
+		"no end": func(_ context.Context, _ []string, _ io.Reader, out, _ io.Writer) error {
+			for {
+				if _, err := out.Write([]byte("draw\t00\n")); err != nil {
+					return boom
+				}
+			}
 		},
 		"endless line": func(_ context.Context, _ []string, _ io.Reader, out, _ io.Writer) error {
 			for {

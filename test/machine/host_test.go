@@ -146,6 +146,9 @@ func openHostOf(ctx context.Context, image images.Image, vmgenid bool, probe, ag
 	defer booted()
 	warm := func(ctx context.Context, m vmm.Machine) error {
 		err := guest.Warm(ctx, m)
+		if err == nil {
+			err = carry(ctx, m)
+		}
 		booted()
 		if err == nil && age != nil {
 			err = age(ctx, m)

@@ -1,12 +1,11 @@
-// Command probe draws from the sources of randomness of a Go program, and prints what it drew as a JSON object. It is built
-// static and carried into machines.
+// Command probe draws from the sources of randomness of a Go program, and prints what it drew, a line for each: "value", a tab,
+// its name, a tab and the value. It is built static and carried into machines.
 package main
 
 import (
 	"crypto/ecdh"
 	"crypto/rand"
 	"encoding/hex"
-	"encoding/json"
 	"fmt"
 	"hash/maphash"
 	mrand "math/rand/v2"
@@ -22,16 +21,21 @@ func main() {
 	if err != nil {
 		fail(err)
 	}
-	err = json.NewEncoder(os.Stdout).Encode(map[string]string{
-		"Go crypto/rand":  hex.EncodeToString(secret),
-		"Go crypto/ecdh":  hex.EncodeToString(key.PublicKey().Bytes()),
-		"Go math/rand/v2": fmt.Sprint(mrand.Uint64(), mrand.Uint64()),
-		"Go maphash":      fmt.Sprint(maphash.String(maphash.MakeSeed(), "x")),
-	})
+	file, err := os.CreateTemp("", "clone-*")
+	if err == nil {
+		err = os.Remove(file.Name())
+	}
 	if err != nil {
 		fail(err)
 	}
+	value("Go crypto/rand", hex.EncodeToString(secret))
+	value("Go crypto/ecdh", hex.EncodeToString(key.PublicKey().Bytes()))
+	value("Go math/rand/v2", mrand.Uint64(), mrand.Uint64())
+	value("Go maphash", maphash.String(maphash.MakeSeed(), "x"))
+	value("Go temporary name", file.Name())
 }
+
+func value(name string, is ...any) { fmt.Printf("value\t%s\t%s\n", name, fmt.Sprint(is...)) }
 
 func fail(err error) {
 	fmt.Fprintln(os.Stderr, err)
