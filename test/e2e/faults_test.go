@@ -54,6 +54,8 @@ var faults = []fault{
 		mend: func(a *ailing) error {
 			return os.Rename(filepath.Join(a.image, "away"), filepath.Join(a.image, "vmlinuz"))
 		}},
+	{name: "template damaged, and no space for another", long: true, begin: (*ailing).leaveNoSpaceForTemplate, mend: (*ailing).freeDisk,
+		says: []string{"no space left on device", "free space, and inodes, on the file system of EPHEMERAL_DATA_DIR"}},
 	{name: "template damaged", long: true, begin: (*ailing).damageTemplate, mend: func(*ailing) error { return nil }},
 }
 
@@ -280,6 +282,20 @@ func (a *ailing) fillDisk() error {
 		return errors.Join(fmt.Errorf("fill the disk: %w", err), f.Close())
 	}
 	return f.Close()
+}
+
+// leaveNoSpaceForTemplate damages the template, and leaves space for Redis, but not for a machine's memory.
+func (a *ailing) leaveNoSpaceForTemplate() error {
+	var disk unix.Statfs_t
+	if err := unix.Statfs(a.data, &disk); err != nil {
+		return err
+	}
+	f, err := os.Create(filepath.Join(a.data, "filler"))
+	if err != nil {
+		return err
+	}
+	err = unix.Fallocate(int(f.Fd()), 0, 0, int64(disk.Bavail)*disk.Bsize-guestMiB<<20/4)
+	return errors.Join(err, f.Close(), a.damageTemplate())
 }
 
 // zeros are as many as one reads.
