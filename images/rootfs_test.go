@@ -115,8 +115,9 @@ func TestBuildDebian(t *testing.T) {
 packages: [bc, python3-yaml]
 files: [{path: /home/worker/.config/tools.conf, content: "key: value\n"}, {path: /opt/hello, mode: "0755", content: "#!/bin/sh\necho hello\n"}]
 commands:
-  - chown -R worker: /home/worker
-  - mkdir /opt/made && python3 -c 'import yaml; print(yaml.safe_dump({"b": 2, "a": [1, 2]}))' >/opt/made/out.yaml
+  - 'chown -R worker: /home/worker'
+  - >-
+    mkdir /opt/made && python3 -c 'import yaml; print(yaml.safe_dump({"b": 2, "a": [1, 2]}))' >/opt/made/out.yaml
   - useradd --system tool
 `), nil)
 	must(t, err)
