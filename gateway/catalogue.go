@@ -13,6 +13,10 @@ const (
 	CodeUnknownConnection     Code = "unknown_connection"
 	CodeUnknownImage          Code = "unknown_image"
 	CodeImageNotAllowed       Code = "image_not_allowed"
+	CodeUnknownUpload         Code = "unknown_upload"
+	CodeUploadInUse           Code = "upload_in_use"
+	CodeUploadsFull           Code = "uploads_full"
+	CodeDigestMismatch        Code = "digest_mismatch"
 	CodeInvalidIdempotencyKey Code = "invalid_idempotency_key"
 	CodeInvalidParameter      Code = "invalid_parameter"
 	CodeUnsupportedMediaType  Code = "unsupported_media_type"
@@ -65,14 +69,22 @@ var Catalogue = []Entry{
 		"Use the name of an image that all nodes of this server serve, or leave image out for base.", 0},
 	{CodeImageNotAllowed, http.StatusForbidden, "The organisation may not use the image",
 		"Use an image that your organisation may use, or ask an administrator to allow this one.", 0},
+	{CodeUnknownUpload, http.StatusUnprocessableEntity, "An upload is not there",
+		"Upload the file again and use the new id: an upload belongs to one organisation, and goes when it expires or its run is erased.", 0},
+	{CodeUploadInUse, http.StatusConflict, "A run that waits needs the upload",
+		"Wait for the run to start, or cancel it, then repeat the request.", 0},
+	{CodeUploadsFull, http.StatusTooManyRequests, "The organisation has too many uploads",
+		"Delete uploads that are not needed any more, or repeat the request when some have expired.", 60},
+	{CodeDigestMismatch, http.StatusBadRequest, "The body is not what its digest says",
+		"Compute Content-Digest over the bytes that are sent, and send them again.", 0},
 	{CodeInvalidIdempotencyKey, http.StatusBadRequest, "The Idempotency-Key header is malformed",
 		"Send one Idempotency-Key of 1 to 255 visible ASCII characters, for example a UUID in double quotes.", 0},
 	{CodeInvalidParameter, http.StatusBadRequest, "A query or header parameter is invalid",
 		"Correct the parameters listed in errors.", 0},
 	{CodeUnsupportedMediaType, http.StatusUnsupportedMediaType, "The body's media type is not supported",
-		"Send the body uncompressed with Content-Type: application/json.", 0},
+		"Send the body uncompressed with Content-Type: application/json, an upload with application/octet-stream.", 0},
 	{CodeBodyTooLarge, http.StatusRequestEntityTooLarge, "The request body is too large",
-		"Send fewer or smaller files.", 0},
+		"Send fewer or smaller files, or upload them before the run.", 0},
 	{CodeHeaderTooLarge, http.StatusRequestHeaderFieldsTooLarge, "The request header is too large",
 		"Send a shorter address and fewer or shorter header fields.", 0},
 	{CodeRequestTimeout, http.StatusRequestTimeout, "The request took too long to arrive",

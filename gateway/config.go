@@ -31,7 +31,8 @@ type Config struct {
 	Heartbeat      time.Duration `env:"EPHEMERAL_HEARTBEAT" envDefault:"15s" help:"time between heartbeats of a silent event stream"`
 	DrainTimeout   time.Duration `env:"EPHEMERAL_DRAIN_TIMEOUT" envDefault:"20s" help:"how long answers in flight may take at shutdown"`
 
-	Signup SignupConfig
+	Uploads UploadConfig
+	Signup  SignupConfig
 }
 
 // Address is where the public API is, as a URL.
@@ -79,7 +80,7 @@ func (c Config) withDefaults() (Config, error) {
 	case c.MaxConnections < 1:
 		return Config{}, fmt.Errorf("EPHEMERAL_MAX_CONNECTIONS %d: want a positive number", c.MaxConnections)
 	}
-	if err := c.Signup.check(); err != nil {
+	if err := errors.Join(c.Uploads.check(), c.Signup.check()); err != nil {
 		return Config{}, err
 	}
 	return c, nil

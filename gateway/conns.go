@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"crypto/tls"
 	"errors"
 	"io"
 	"net"
@@ -122,6 +123,7 @@ type conn struct {
 	owner  *conns
 	remote string    // address of the other side
 	timed  time.Time // when the deadline of writes was last set
+	ended  bool      // the client sends no more
 }
 
 // remoteOf is the address of the other side of a connection.
@@ -166,6 +168,53 @@ func (c *conn) Write(p []byte) (n int, err error) {
 			return n, err
 		}
 	}
+}
+
+// Read notes the end of what the client sends: the HTTP server takes it for the end of a chunked body when it comes between two
+// chunks.
+func (c *conn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if errors.Is(err, io.EOF) {
+		c.ended = true
+	}
+	return n, err
+}
+
+// tlsConns are the connections of a listener over TLS, of which each notes its end too.
+type tlsConns struct{ net.Listener }
+
+// Accept waits for the next connection.
+func (l tlsConns) Accept() (net.Conn, error) {
+	nc, err := l.Listener.Accept()
+	if secure, ok := nc.(*tls.Conn); ok {
+		return &tlsConn{Conn: secure}, err
+	}
+	return nc, err
+}
+
+type tlsConn struct {
+	*tls.Conn
+	ended bool // the client sends no more
+}
+
+// Read notes the end of what the client sends.
+func (c *tlsConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if errors.Is(err, io.EOF) {
+		c.ended = true
+	}
+	return n, err
+}
+
+// hungUp tells whether the connection's end was read. It may be asked only by the handler of its request.
+func hungUp(nc net.Conn) bool {
+	switch c := nc.(type) {
+	case *tlsConn:
+		return c.ended
+	case *conn:
+		return c.ended
+	}
+	return false
 }
 
 // Close ends the connection.

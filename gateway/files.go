@@ -35,6 +35,12 @@ func (v *violations) files(files []run.File) {
 		if f.Mode != "" && !fileMode.MatchString(f.Mode) {
 			v.invalid(field+".mode", `must be four octal digits such as "0755", the first of them 0`)
 		}
+		if f.Upload != "" {
+			if _, err := run.ParseUploadID(string(f.Upload)); err != nil {
+				v.add(CodeUnknownUpload, field+".upload", uploadGone)
+			}
+			continue
+		}
 		n, why := decodedSize(f)
 		if why != "" {
 			v.invalid(field+why, "%s", decodeDetail[why])

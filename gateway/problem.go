@@ -102,6 +102,10 @@ func toProblem(err error) *Problem {
 	if errors.As(err, &fe) {
 		return fromFiber(fe)
 	}
+	var ue *run.UploadError
+	if errors.As(err, &ue) {
+		return uploadProblem(ue)
+	}
 	switch {
 	case errors.Is(err, run.ErrNotFound):
 		return problem(CodeNotFound, "")
@@ -118,6 +122,8 @@ func toProblem(err error) *Problem {
 		return problem(CodeBudgetTooSmall, "", FieldError{"max_cost_micros", "cannot pay for the first slice of compute"})
 	case errors.Is(err, run.ErrQueueFull):
 		return queueFull(err)
+	case errors.Is(err, run.ErrUploadsFull):
+		return uploadsFull(err)
 	case errors.Is(err, run.ErrState), errors.Is(err, run.ErrExists):
 		return problem(CodeConflict, "")
 	case errors.Is(err, run.ErrRange):

@@ -103,7 +103,8 @@ func (s *Server) admission(ctx context.Context, key run.Key, body []byte) (run.A
 	if err != nil {
 		return run.Admission{}, err
 	}
-	return run.Admission{Org: key.Org, Key: key.ID, Spec: spec, Encoded: canonical, Fingerprint: print, FirstSlice: s.deps.FirstSlice}, nil
+	return run.Admission{Org: key.Org, Key: key.ID, Spec: spec, Encoded: canonical, Fingerprint: print, FirstSlice: s.deps.FirstSlice,
+		UploadBytes: s.cfg.Uploads.besides(spec.Files)}, nil
 }
 
 // waitIfPreferred waits for the run's end as long as the client prefers, at most MaxWait. waited tells whether there

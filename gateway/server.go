@@ -41,6 +41,9 @@ type Store interface {
 	Events(ctx context.Context, org string, id run.ID, after int64) (events []run.Event, more bool, err error)
 	ListArtifacts(ctx context.Context, org string, id run.ID) ([]run.Artifact, error)
 	ReadArtifact(ctx context.Context, id run.ID, a run.Artifact, at int64, n int) ([]byte, error)
+	BeginUpload(ctx context.Context, n run.NewUpload) (*run.UploadWriter, error)
+	Upload(ctx context.Context, org string, id run.UploadID) (run.Upload, error)
+	DeleteUpload(ctx context.Context, org string, id run.UploadID) error
 	Cancel(ctx context.Context, org string, id run.ID) (run.Run, error)
 	Delete(ctx context.Context, org string, id run.ID) error
 	CreateShare(ctx context.Context, org string, id run.ID, life time.Duration) (run.Share, string, error)
@@ -111,6 +114,7 @@ type Server struct {
 	images    servedImages        // by the cell's nodes
 	bodies    *semaphore.Weighted // bytes of request bodies in memory
 	answers   *semaphore.Weighted // bytes of large answers in memory
+	receiving *semaphore.Weighted // uploads at once
 	base      context.Context     // of everything done for a request; ends when the drain is over
 	deadlines deadlines
 	stop      context.CancelFunc
@@ -142,6 +146,8 @@ func New(cfg Config, deps Deps) *Server {
 		site:    site,
 		bodies:  semaphore.NewWeighted(int64(cfg.BodyMemory)),
 		answers: semaphore.NewWeighted(int64(cfg.BodyMemory)),
+
+		receiving: semaphore.NewWeighted(int64(cfg.Uploads.Concurrency)),
 	}
 	if s.cors, err = newCORS(cfg.CORSOrigins); err != nil {
 		panic(err)
@@ -171,7 +177,7 @@ const connectionSlack = 1024
 func (s *Server) newApp(routes []route) *fiber.App {
 	app := fiber.New(fiber.Config{
 		AppName:                      "ephemeral",
-		BodyLimit:                    s.cfg.BodyLimit,
+		BodyLimit:                    max(s.cfg.BodyLimit, int(s.cfg.Uploads.Limit)), // each handler has its own
 		Concurrency:                  s.cfg.MaxConnections + connectionSlack,
 		DisableStartupMessage:        true,
 		DisablePreParseMultipartForm: true,
@@ -263,7 +269,7 @@ func (s *Server) serve(ctx context.Context, app *fiber.App, ln net.Listener, sec
 	conns := newConns(ln, s.cfg.WriteTimeout, s.cfg.MaxConnections, refusal)
 	serving := net.Listener(conns)
 	if secure != nil {
-		serving = tls.NewListener(conns, secure)
+		serving = tlsConns{tls.NewListener(conns, secure)}
 	}
 	failed := make(chan error, 1)
 	go func() { failed <- app.Listener(serving) }()

@@ -137,13 +137,24 @@ func (q *request) file(d *decoder, path string) error {
 			return d.text(path+".encoding", &f.Encoding)
 		case "mode":
 			return d.text(path+".mode", &f.Mode)
+		case "upload":
+			return d.text(path+".upload", (*string)(&f.Upload))
 		}
 		return errUnknownField
 	})
-	for _, name := range []string{"path", "content"} {
-		if err == nil && !given[name] {
-			d.fail(path+"."+name, "is required")
-		}
+	if err == nil && !given["path"] {
+		d.fail(path+".path", "is required")
+	}
+	switch {
+	case err != nil:
+	case !given["content"] && !given["upload"]:
+		d.fail(path+".content", "is required, unless upload is given")
+	case given["content"] && given["upload"]:
+		d.fail(path+".upload", "cannot be given together with content")
+	case given["encoding"] && given["upload"]:
+		d.fail(path+".encoding", "cannot be given together with upload")
+	case given["upload"] && f.Upload == "":
+		d.fail(path+".upload", "is empty")
 	}
 	q.spec.Files = append(q.spec.Files, f)
 	return err
@@ -352,6 +363,9 @@ func fingerprint(s run.Spec) (sum, canonical string, err error) {
 func hashed(files []run.File) ([]run.File, error) {
 	files = slices.Clone(files)
 	for i, f := range files {
+		if f.Upload != "" {
+			continue
+		}
 		sum := sha256.New()
 		// In pieces: io.WriteString would copy it.
 		if _, err := io.Copy(sum, io.LimitReader(strings.NewReader(f.Content), int64(len(f.Content)))); err != nil {

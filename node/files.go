@@ -43,14 +43,11 @@ const maxNamed = 100
 
 // putFiles writes the request's files into the machine before the worker starts.
 func (x *execution) putFiles(ctx context.Context) error {
+	uploads := false
 	for i, f := range x.lease.Spec.Files {
-		var r io.Reader = strings.NewReader(f.Content)
-		if f.Encoding == "base64" {
-			b, err := base64.StdEncoding.DecodeString(f.Content)
-			if err != nil {
-				return fmt.Errorf("file %d of the request: %w", i, err)
-			}
-			r = bytes.NewReader(b)
+		r, err := x.openFile(ctx, f)
+		if err != nil {
+			return fmt.Errorf("file %d of the request: %w", i, err)
 		}
 		mode, err := fileMode(f.Mode)
 		if err != nil {
@@ -59,8 +56,37 @@ func (x *execution) putFiles(ctx context.Context) error {
 		if err := x.guest.PutFile(ctx, f.Path, mode, r); err != nil {
 			return fmt.Errorf("put file %d of the request: %w", i, err)
 		}
+		uploads = uploads || f.Upload != ""
 	}
-	return nil
+	if !uploads {
+		return nil
+	}
+	return insistently(ctx, func() error { return x.Store.FreeUploads(ctx, x.lease) })
+}
+
+// openFile gives the content of a file of the request.
+func (x *execution) openFile(ctx context.Context, f run.File) (r io.Reader, err error) {
+	switch {
+	case f.Upload != "":
+		var u *run.UploadReader
+		err = insistently(ctx, func() error { u, err = x.Store.OpenUpload(ctx, x.lease, f.Upload); return err })
+		return insistentReader{ctx, u}, err
+	case f.Encoding == "base64":
+		b, err := base64.StdEncoding.DecodeString(f.Content)
+		return bytes.NewReader(b), err
+	}
+	return strings.NewReader(f.Content), nil
+}
+
+// insistentReader reads on when the store is there again.
+type insistentReader struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (r insistentReader) Read(p []byte) (n int, err error) {
+	err = insistently(r.ctx, func() error { n, err = r.r.Read(p); return err })
+	return n, err
 }
 
 // fileMode reads the permission bits of a file of the request; 0 stands for the default.

@@ -48,6 +48,9 @@ func (x *execution) failed(ctx context.Context, err error) run.Outcome {
 		return failure("node_lost", "the node was stopped before the run ended")
 	case errors.Is(err, errMachineLost):
 		return failure("machine_lost", "the machine ended by itself")
+	case errors.Is(err, run.ErrUpload):
+		x.Log.Warn("upload is gone or damaged", "run", x.lease.Run, "error", err)
+		return failure("upload_lost", "an upload that the request names is not in the store any more, or not as it was uploaded; nothing was charged")
 	case errors.As(err, new(*guest.RefusedError)) && !x.worked && !x.ready.IsZero():
 		x.Log.Info("file refused by the machine", "run", x.lease.Run, "error", err)
 		return failure("files_failed", "the machine did not take one of the request's files; nothing was charged")

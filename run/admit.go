@@ -21,7 +21,7 @@ var admitScript = loadScript("admit")
 // idempotency key that was used in the last 24 hours for the same request it returns that run as it is now, replayed.
 // Errors, each without any effect: ErrIdempotencyConflict (the key was used for another request), ErrBudget (the hold
 // cannot pay the first slice of compute), ErrInsufficientFunds, ErrImage (the organisation may not use the image), ErrQueueFull (of the
-// organisation or of its key; a *QueueFullError), ErrNotFound (no such organisation),
+// organisation or of its key; a *QueueFullError), an *UploadError (a file's upload cannot be used), ErrNotFound (no such organisation),
 // ErrRange, ErrUnavailable (repeat the call: with the key nothing happens twice).
 //
 // Script admit.lua.
@@ -53,12 +53,13 @@ func (s *Store) Admit(ctx context.Context, a Admission) (r Run, replayed bool, e
 	now := s.micros()
 	k, rid := s.keys, string(id)
 	prefix, suffix := k.runAround()
+	args := []any{k.events(), k.work(), rid, a.Org, now, fingerprint, idempotencyTTL.Milliseconds(), int64(a.Spec.MaxCostMicros),
+		int64(a.FirstSlice), request, spec, flag(a.Spec.ZeroDataRetention), a.Key, s.cfg.QueueLimit, s.cfg.Concurrency,
+		prefix, suffix, (time.Duration(a.Spec.RetentionSeconds) * time.Second).Milliseconds(), a.Spec.ImageName()}
 	rep, err := s.eval(ctx, admitScript,
 		[]string{k.idem(a.Org, a.IdempotencyKey), k.run(rid), k.runEvents(rid), k.spec(rid), k.org(a.Org), k.queue(a.Org),
 			k.active(a.Org), k.runs(a.Org), k.ring(), k.limits(a.Key), k.parked(a.Org), k.keyParked(a.Key), k.leases()},
-		k.events(), k.work(), rid, a.Org, now, fingerprint, idempotencyTTL.Milliseconds(), int64(a.Spec.MaxCostMicros),
-		int64(a.FirstSlice), request, spec, flag(a.Spec.ZeroDataRetention), a.Key, s.cfg.QueueLimit, s.cfg.Concurrency,
-		prefix, suffix, (time.Duration(a.Spec.RetentionSeconds) * time.Second).Milliseconds(), a.Spec.ImageName())
+		a.withUploads(args)...)
 	if err != nil {
 		return fail(err)
 	}
@@ -88,8 +89,11 @@ func (s *Store) Admit(ctx context.Context, a Admission) (r Run, replayed bool, e
 		}
 		return r, true, nil
 	}
-	if rep.code() == "FULL" {
+	switch rep.code() {
+	case "FULL":
 		return fail(queueFull(rep))
+	case "UPLOAD", "RETAINED", "SIZE":
+		return fail(a.uploadError(rep))
 	}
 	if err := refused(rep); err != nil {
 		return fail(err)
@@ -145,6 +149,11 @@ func (a Admission) check() error {
 		return fmt.Errorf("first slice of %d micro-dollars: %w", a.FirstSlice, ErrRange)
 	case a.IdempotencyKey != "" && !validFingerprint(a.Fingerprint):
 		return fmt.Errorf("fingerprint: want 1 to 128 visible ASCII characters: %w", ErrRange)
+	}
+	for i, f := range a.Spec.Files {
+		if f.Upload != "" && !validUpload(string(f.Upload)) {
+			return &UploadError{File: i}
+		}
 	}
 	return nil
 }

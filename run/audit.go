@@ -14,7 +14,7 @@ var auditOrgScript, auditRunScript = loadLax("auditorg"), loadLax("auditrun")
 // scripts lists all of them, for Open to load.
 var scripts = []*script{authenticateScript, readScript, orgScript, retainOrgScript, creditScript, keyScript, admitScript, takeScript, renewScript, requeueScript,
 	startScript, appendScript, authorizeScript, captureScript, putScript, settleScript, cancelScript, reapScript,
-	eraseScript, limitOrgScript, limitKeyScript, shareScript, signUpScript, auditOrgScript, auditRunScript}
+	eraseScript, uploadScript, uploadPutScript, uploadKeepScript, uploadDropScript, uploadFreeScript, limitOrgScript, limitKeyScript, shareScript, signUpScript, auditOrgScript, auditRunScript}
 
 // AuditReport is what Audit found.
 type AuditReport struct {

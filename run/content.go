@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"unicode/utf8"
 
 	fastjson "github.com/segmentio/encoding/json"
@@ -18,12 +19,12 @@ func (sp Spec) split() (kept Spec, whole bool) {
 	if sp.ZeroDataRetention {
 		return sp.bare(), false
 	}
-	if len(sp.Files) == 0 {
+	if !slices.ContainsFunc(sp.Files, func(f File) bool { return f.Content != "" }) {
 		return sp, true
 	}
 	files := make([]File, len(sp.Files))
 	for i, f := range sp.Files {
-		files[i] = File{Path: f.Path, Encoding: f.Encoding, Mode: f.Mode}
+		files[i] = File{Path: f.Path, Upload: f.Upload, Encoding: f.Encoding, Mode: f.Mode}
 	}
 	sp.Files = files
 	return sp, false

@@ -112,6 +112,24 @@ func (k keys) idem(org, key string) string {
 	return k.at("idem", "runs", org, hex.EncodeToString(sum[:]))
 }
 
+// uploaded is the idempotency record of an upload: "<SHA-256> <size> <id>".
+func (k keys) uploaded(org, key string) string {
+	sum := sha256.Sum256([]byte(key))
+	return k.at("idem", "uploads", org, hex.EncodeToString(sum[:]))
+}
+
+// One per upload. Scripts derive these names, and those of the bookkeeping below, from the cell's (lib.lua).
+func (k keys) upload(id string) string        { return k.at("upload", id) }            // hash: org, size, SHA-256, times
+func (k keys) uploadContent(id string) string { return k.at("upload", id, "content") } // string: raw bytes
+func (k keys) holders(id string) string       { return k.at("upload", id, "holders") } // set: runs that wait for it
+
+// hiddenUploads are those under zero data retention that no run holds, by when they expire (ms).
+func (k keys) hiddenUploads() string { return k.at("uploads") } // zset
+
+// uploads are those that an organisation has, as "<id> <bytes>" by when they expire (ms; +inf: held); uploadBytes is the sum.
+func (k keys) uploads(org string) string     { return k.at("org", org, "uploads") }          // zset
+func (k keys) uploadBytes(org string) string { return k.at("org", org, "uploads", "bytes") } // counter
+
 // One per run.
 func (k keys) run(id string) string       { return k.at("run", id) }           // hash: the record
 func (k keys) runEvents(id string) string { return k.at("run", id, "events") } // list: events as JSON

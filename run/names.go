@@ -41,6 +41,12 @@ func validID(s string) bool {
 	return ok && len(hex) == 32 && hexadecimal.spells(hex)
 }
 
+// validUpload: "upl_" and 32 hexadecimal digits.
+func validUpload(s string) bool {
+	hex, ok := strings.CutPrefix(s, "upl_")
+	return ok && len(hex) == 32 && hexadecimal.spells(hex)
+}
+
 // validOrg: 1 to 63 of a-z, 0-9, _ and -, a letter or digit first.
 func validOrg(s string) bool {
 	return len(s) >= 1 && len(s) <= 63 && s[0] != '_' && s[0] != '-' && orgName.spells(s)

@@ -94,12 +94,14 @@ func (sp Spec) ImageName() string {
 	return sp.Image
 }
 
-// File is one file that the run finds in its working directory.
+// File is one file that the run finds in its working directory. What is in it comes with the request or was uploaded before.
 type File struct {
 	Path     string `json:"path"`               // relative, no "..", slashes
 	Content  string `json:"content"`            // text, or base64 (RFC 4648) when Encoding says so
 	Encoding string `json:"encoding,omitempty"` // "" (UTF-8 text) or "base64"
 	Mode     string `json:"mode,omitempty"`     // permission bits, octal, e.g. "0755"; empty: "0644"
+
+	Upload UploadID `json:"upload,omitempty"` // what was uploaded; empty: the content is here
 }
 
 // Run is the record of one run. Fields that carry content are empty under zero data retention.
@@ -216,6 +218,10 @@ var (
 	ErrQueueFull = errors.New("queue full")
 	// ErrImage: the organisation may not use the image.
 	ErrImage = errors.New("image not allowed")
+	// ErrUploadsFull: the organisation has as many uploads, or bytes of them, as it may.
+	ErrUploadsFull = errors.New("too many uploads")
+	// ErrUpload: an upload is not in the store any more, or what is there is not what was uploaded.
+	ErrUpload = errors.New("upload is gone or damaged")
 	// ErrRateLimited: the API key is used more often than it may.
 	ErrRateLimited = errors.New("rate limited")
 	// ErrExists: an organisation with that id exists and is another one.

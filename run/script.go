@@ -196,6 +196,7 @@ var refusals = map[string]error{
 	"NOTFOUND": ErrNotFound,
 	"RANGE":    ErrRange,
 	"STATE":    ErrState,
+	"FULLUP":   ErrUploadsFull,
 }
 
 // refused is the error of a reply whose code is neither "OK" nor one of the others given; nil if it is.

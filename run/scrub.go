@@ -51,6 +51,9 @@ func (s *Store) scrub(ctx context.Context) error {
 	if err := s.forget(ctx); err != nil {
 		return err
 	}
+	if err := s.forgetUploads(ctx); err != nil {
+		return err
+	}
 	n, err := s.rdb.Exists(ctx, s.keys.stain()).Result()
 	if err != nil {
 		return fmt.Errorf("look for content in snapshots: %w", unavailable(err))
@@ -93,6 +96,15 @@ func (s *Store) forget(ctx context.Context) error {
 		p.Set(ctx, s.keys.stain(), "1", 0)
 		p.Set(ctx, s.keys.forget(), now, 0)
 	})
+}
+
+// forgetUploads leaves a stain for uploads under zero data retention that expired before a run took them.
+func (s *Store) forgetUploads(ctx context.Context) error {
+	n, err := s.rdb.ZRemRangeByScore(ctx, s.keys.hiddenUploads(), "-inf", strconv.FormatInt(s.now().UnixMilli(), 10)).Result()
+	if err != nil || n == 0 {
+		return unavailable(err)
+	}
+	return unavailable(s.rdb.Set(ctx, s.keys.stain(), "1", 0).Err())
 }
 
 // resnapshot has the server that holds the cell replace the snapshots that it makes.

@@ -47,6 +47,7 @@ type Admission struct {
 	IdempotencyKey string // empty: every call is a run
 	Fingerprint    string // of the canonical request body; compared when IdempotencyKey is set
 	FirstSlice     Micros // what the first compute slice costs; MaxCostMicros below it is ErrBudget
+	UploadBytes    int64  // how many bytes the uploads among its files may have together
 }
 
 // Lease is a node's right to write to one run until it expires. Token fences: a later lease of the same run has a

@@ -5,9 +5,11 @@
 --       7 lifetime of the idempotency key (ms), 8 amount to reserve, 9 price of the first compute slice,
 --       10 request as the record keeps it, 11 whole spec ('': the request is whole), 12 '1' zero data retention,
 --       13 API key id, 14 default queue limit (0: none), 15 default concurrency, 16 prefix and 17 suffix of a run's key,
---       18 how long the request wants its content kept after the end (ms; 0: as long as the rest), 19 image
+--       18 how long the request wants its content kept after the end (ms; 0: as long as the rest), 19 image; of a run with
+--       uploads also 20 how many bytes they may have together, and from 21 on the id of each
 -- Returns {'OK'} | {'WAITS', run id, when it was queued, place, wait} | {'REPLAY', run id, readrun(), place, wait} | {'CONFLICT'} | {'NOTFOUND'} (no such org) | {'BUDGET'} | {'FUNDS'} |
 --         {'IMAGE'} |
+--         {'UPLOAD', which of them} (it is not there) | {'RETAINED', which of them} (it is on disk, which zero data retention forbids) | {'SIZE', bytes of all} |
 --         {'FULL', when the request will be let in (microseconds from now; -1: not known)}
 -- OK has two more values: the run's place in line (0: not known) and the microseconds until its turn (-1: not known). So has
 -- REPLAY, with 0 when the run does not wait any more. WAITS is the replay of a run that waits and whose record has this very
@@ -37,6 +39,19 @@ end
 local o = redis.call('HMGET', org, 'balance', 'held', 'queue_limit', 'concurrency', 'images')
 if not o[1] then return {'NOTFOUND'} end
 if o[5] and o[5] ~= '' and not string.find(',' .. o[5] .. ',', ',' .. ARGV[19] .. ',', 1, true) then return {'IMAGE'} end
+if ARGV[20] then
+  local sum = 0
+  for i = 21, #ARGV do
+    local upload, content = uploadkeys(run, ARGV[i])
+    local v = redis.call('HMGET', upload, 'org', 'state', 'size', 'expires_us', 'zdr')
+    if v[1] ~= ARGV[4] or v[2] ~= 'whole' or tonumber(v[4]) <= now or redis.call('STRLEN', content) ~= tonumber(v[3]) then
+      return {'UPLOAD', i - 20}
+    end
+    if ARGV[12] == '1' and v[5] ~= '1' then return {'RETAINED', i - 20} end
+    sum = sum + tonumber(v[3])
+  end
+  if sum > tonumber(ARGV[20]) then return {'SIZE', int(sum)} end
+end
 if amount < tonumber(ARGV[9]) then return {'BUDGET'} end
 local held = num(o[2])
 if num(o[1]) - held < amount then return {'FUNDS'} end
@@ -77,6 +92,17 @@ redis.call('HSET', run, 'state', 'queued', 'org', ARGV[4], 'key', ARGV[13], 'tok
   'at_us', int(r.at), 'seq', int(r.seq), 'reserved', int(amount), 'charged', '0', 'pending', '0', 'model', '0',
   'web', '0', 'compute', '0', 'zdr', ARGV[12], 'request', ARGV[10], 'wants', ARGV[19])
 if ARGV[18] ~= '0' then redis.call('HSET', run, 'retention_ms', ARGV[18]) end
+if ARGV[20] then
+  redis.call('HSET', run, 'uploads', table.concat(ARGV, " ", 21))
+  for i = 21, #ARGV do
+    local upload, content, holders = uploadkeys(run, ARGV[i])
+    redis.call('SADD', holders, id)
+    redis.call('PERSIST', upload)
+    redis.call('PERSIST', content)
+    redis.call('ZREM', string.match(run, '^{[^}]*}:') .. 'uploads', ARGV[i])
+    book(run, ARGV[4], ARGV[i], num(redis.call('HGET', upload, 'size')))
+  end
+end
 if ARGV[11] ~= '' then
   redis.call('HSET', run, 'split', '1')
   if ARGV[12] == '1' then

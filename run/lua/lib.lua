@@ -144,6 +144,63 @@ local function unhide(run, spec, stain)
   if busy or count ~= num(redis.call('HGET', run, 'snapshots')) then redis.call('SET', stain, '1') end
 end
 
+-- Uploads are files that clients sent ahead of the runs that use them. A run holds its uploads until it has them or has ended;
+-- what no run holds goes when its time is over. The names derive from any key of the cell; see keys.go.
+
+-- uploadkeys names the keys of an upload.
+local function uploadkeys(any, id)
+  local upload = string.match(any, '^{[^}]*}:') .. 'upload:' .. id
+  return upload, upload .. ':content', upload .. ':holders'
+end
+
+-- bookkeys names what an organisation's uploads are counted in: those that it has, and their bytes.
+local function bookkeys(any, org)
+  local book = string.match(any, '^{[^}]*}:') .. 'org:' .. org .. ':uploads'
+  return book, book .. ':bytes'
+end
+
+-- book counts an upload to its organisation until a time (microseconds; nil: as long as a run holds it).
+local function book(any, org, id, size, till)
+  local all, bytes = bookkeys(any, org)
+  local score = till and int(math.floor(till / 1000)) or '+inf'
+  if redis.call('ZADD', all, score, id .. ' ' .. int(size)) == 1 then redis.call('INCRBY', bytes, int(size)) end
+end
+
+-- unbook counts it no more.
+local function unbook(any, org, id, size)
+  local all, bytes = bookkeys(any, org)
+  if redis.call('ZREM', all, id .. ' ' .. int(size)) == 1 then redis.call('DECRBY', bytes, int(size)) end
+end
+
+-- discard removes an upload; thoroughly: from the files of Redis as well, see scrub.go. What was hidden is in one only if Redis
+-- has made a snapshot meanwhile.
+local function discard(any, id, thoroughly)
+  local upload, content, holders = uploadkeys(any, id)
+  local cell = string.match(any, '^{[^}]*}:')
+  local v = redis.call('HMGET', upload, 'org', 'size', 'zdr', 'snapshots')
+  local had = redis.call('DEL', content) == 1
+  redis.call('DEL', upload, holders)
+  if v[1] then unbook(any, v[1], id, num(v[2])) end
+  if v[3] == '1' then
+    redis.call('ZREM', cell .. 'uploads', id)
+    local count, busy = snapshots()
+    thoroughly = busy or count ~= num(v[4])
+  end
+  if had and thoroughly then redis.call('SET', cell .. 'stain', '1') end
+end
+
+-- letgo ends a run's hold of an upload.
+local function letgo(any, id, run, now)
+  local upload, content, holders = uploadkeys(any, id)
+  if redis.call('SREM', holders, run) == 0 or redis.call('SCARD', holders) > 0 then return end
+  local v = redis.call('HMGET', upload, 'once', 'expires_us', 'org', 'size')
+  local left = math.floor((num(v[2]) - now) / 1000)
+  if v[1] == '1' or left <= 0 then return discard(any, id, v[1] == '1') end
+  redis.call('PEXPIRE', upload, int(left))
+  redis.call('PEXPIRE', content, int(left))
+  book(any, v[3], id, num(v[4]), num(v[2]))
+end
+
 -- enter writes entry n of a ledger: under its name, for look-ups, and in its place with the balance after it, for statements.
 local function enter(ledger, entries, name, n, line, balance)
   redis.call('HSET', ledger, name, int(n) .. ' ' .. line)
@@ -317,7 +374,9 @@ local function finish(k, c, id, r, f)
   for _, key in ipairs({k.run, k.events, k.calls, k.spec, k.output, k.stdout, k.stderr, k.left, k.content}) do
     redis.call('PEXPIRE', key, c.ttl)
   end
-  local own, all = num(redis.call('HGET', k.run, 'retention_ms')), num(m[5])
+  local more = redis.call('HMGET', k.run, 'retention_ms', 'uploads')
+  for upload in string.gmatch(more[2] or '', '%S+') do letgo(k.run, upload, id, f.now) end
+  local own, all = num(more[1]), num(m[5])
   local keep = own > 0 and all > 0 and math.min(own, all) or math.max(own, all)
   if keep > 0 and keep < tonumber(c.ttl) then
     redis.call('HSET', k.run, 'until_us', int(r.at + 1000 * keep))
