@@ -31,6 +31,35 @@ type Request struct {
 	Metadata          map[string]string `json:"metadata,omitempty"`
 }
 
+// sentFile is a run.File as it is sent: with its content, also where that is empty, or with an upload.
+type sentFile struct {
+	Path     string       `json:"path"`
+	Content  *string      `json:"content,omitempty"`
+	Upload   run.UploadID `json:"upload,omitempty"`
+	Encoding string       `json:"encoding,omitempty"`
+	Mode     string       `json:"mode,omitempty"`
+}
+
+// MarshalJSON writes the request as the API takes it.
+func (r Request) MarshalJSON() ([]byte, error) {
+	type plain Request
+	files := make([]sentFile, len(r.Files))
+	for i, f := range r.Files {
+		files[i] = sentFile{Path: f.Path, Upload: f.Upload, Encoding: f.Encoding, Mode: f.Mode}
+		if f.Upload == "" {
+			files[i].Content = &r.Files[i].Content
+		}
+	}
+	b, err := json.Marshal(struct {
+		plain
+		Files []sentFile `json:"files,omitempty"`
+	}{plain(r), files})
+	if err != nil {
+		return nil, fmt.Errorf("encode run request: %w", err)
+	}
+	return b, nil
+}
+
 // CreateOptions say how a run is created.
 type CreateOptions struct {
 	IdempotencyKey string        // 1 to 255 visible ASCII characters; empty: a fresh one

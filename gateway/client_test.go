@@ -13,7 +13,7 @@ import (
 // methods says by which method of the Go client each operation is called; some are not for programs.
 var methods = map[string]string{
 	"createRun": "CreateRun", "listRuns": "Runs", "getRun": "Run", "deleteRun": "Delete", "getEvents": "Events", "listFiles": "Files",
-	"getFile": "Download", "cancelRun": "Cancel", "createShare": "CreateShare", "listShares": "Shares", "revokeShare": "RevokeShare",
+	"getFile": "Download", "createUpload": "Upload", "getUpload": "GetUpload", "deleteUpload": "DeleteUpload", "cancelRun": "Cancel", "createShare": "CreateShare", "listShares": "Shares", "revokeShare": "RevokeShare",
 	"getShared": "Shared", "getSharedEvents": "SharedEvents", "getAccount": "Account", "getUsage": "Usage", "getStatement": "Statement",
 	"getLimits": "Limits", "createOrg": "CreateOrg", "listOrgs": "Orgs", "getOrg": "Org", "getOrgAccount": "OrgAccount",
 	"getOrgUsage": "OrgUsage", "addMember": "AddMember", "listMembers": "Members", "removeMember": "RemoveMember", "listNodes": "Nodes", "getSignup": "SignupTerms", "signUp": "SignUp", "listQueues": "Queues",

@@ -43,6 +43,7 @@ func withRedis(m *testing.M) int {
 
 // live is a gateway on a real store, with an administrator's client.
 type live struct {
+	cell string
 	*served
 	t     testing.TB
 	ctx   context.Context
@@ -73,7 +74,7 @@ func liveWith(t *testing.T, cfg Config, stored run.Config, options ...run.Option
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { store.Close() })
-	l := &live{t: t, ctx: ctx, store: store}
+	l := &live{t: t, ctx: ctx, store: store, cell: stored.Cell}
 	ring, err := connection.NewKeyring(connection.NewKey())
 	if err != nil {
 		t.Fatal(err)

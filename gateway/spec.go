@@ -125,7 +125,7 @@ func (q *request) member(d *decoder, name string) error {
 // file reads one element of files.
 func (q *request) file(d *decoder, path string) error {
 	var f run.File
-	given := map[string]bool{}
+	given, faults := map[string]bool{}, len(d.fields)
 	err := d.object(path, func(d *decoder, name string) error {
 		given[name] = true
 		switch name {
@@ -153,7 +153,7 @@ func (q *request) file(d *decoder, path string) error {
 		d.fail(path+".upload", "cannot be given together with content")
 	case given["encoding"] && given["upload"]:
 		d.fail(path+".encoding", "cannot be given together with upload")
-	case given["upload"] && f.Upload == "":
+	case given["upload"] && f.Upload == "" && len(d.fields) == faults:
 		d.fail(path+".upload", "is empty")
 	}
 	q.spec.Files = append(q.spec.Files, f)

@@ -157,6 +157,7 @@ func (s *Server) receive(c *fiber.Ctx, w *run.UploadWriter) error {
 			return bodyBroken(err)
 		}
 		n, err := fill(r, piece)
+		callOf(c).bodyRead = errors.Is(err, io.EOF) // to its end, or to that of the connection
 		if w.Size()+int64(n) > s.cfg.Uploads.Limit {
 			return problem(CodeBodyTooLarge, fmt.Sprintf("The upload has more than %d bytes.", s.cfg.Uploads.Limit))
 		}
@@ -166,19 +167,18 @@ func (s *Server) receive(c *fiber.Ctx, w *run.UploadWriter) error {
 		if err := w.Write(s.deadline(), piece[:n]); err != nil {
 			return uploadBroken(err)
 		}
-		if size >= 0 && w.Size() == size {
-			break
-		}
-		if err == nil {
-			continue
-		}
-		if size >= 0 || hungUp(nc) {
+		switch {
+		case size >= 0 && w.Size() == size:
+			callOf(c).bodyRead = true
+			return nil
+		case err == nil:
+		case size >= 0 || hungUp(nc):
+			c.Context().SetConnectionClose()
 			return bodyBroken(io.ErrUnexpectedEOF)
+		default:
+			return nil
 		}
-		break
 	}
-	callOf(c).bodyRead = true
-	return nil
 }
 
 // fill reads until the piece is full. Unlike io.ReadFull it leaves the error as it was: the end of the body is io.EOF, also after

@@ -97,7 +97,7 @@ func (sp Spec) ImageName() string {
 // File is one file that the run finds in its working directory. What is in it comes with the request or was uploaded before.
 type File struct {
 	Path     string `json:"path"`               // relative, no "..", slashes
-	Content  string `json:"content"`            // text, or base64 (RFC 4648) when Encoding says so
+	Content  string `json:"content,omitempty"`  // text, or base64 (RFC 4648) when Encoding says so
 	Encoding string `json:"encoding,omitempty"` // "" (UTF-8 text) or "base64"
 	Mode     string `json:"mode,omitempty"`     // permission bits, octal, e.g. "0755"; empty: "0644"
 
