@@ -70,6 +70,7 @@ exit code when it was a command, and with 1 otherwise.
 A repetition with the same --idempotency-key is the same run: nothing is run or charged twice.`,
 		Example: `  ephemeral run -f request.json --wait
   ephemeral run --command 'python3 -c "print(6*7)"' --wait
+  ephemeral run --command 'wc -l data.csv in/log' --with data.csv --with /var/log/syslog=in/log --wait
   echo '{"command":"id"}' | ephemeral run -f - --wait --output json`,
 		Args: arguments,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
@@ -78,6 +79,7 @@ A repetition with the same --idempotency-key is the same run: nothing is run or 
 	f.StringVarP(&o.file, "file", "f", "", "request as JSON; - for standard input")
 	f.StringVar(&o.command, "command", "", "run this command instead of a request file")
 	f.StringVar(&o.prompt, "prompt", "", "run this prompt instead of a request file")
+	f.StringArrayVar(&o.with, "with", nil, "give the run this file, as FILE or FILE=PATH in the run; one above 1 MiB is uploaded first")
 	f.StringVar(&o.key, "idempotency-key", "", "key that makes a repetition harmless (default: a new one)")
 	f.BoolVar(&o.wait, "wait", false, "follow the run to its end")
 	cmd.MarkFlagsMutuallyExclusive("file", "command", "prompt")
@@ -91,6 +93,7 @@ A repetition with the same --idempotency-key is the same run: nothing is run or 
 
 type runOptions struct {
 	file, command, prompt, key string
+	with                       []string
 	wait                       bool
 	output                     outputFormat
 }
@@ -102,6 +105,9 @@ func (o *runOptions) run(cmd *cobra.Command) error {
 	}
 	c, err := openClient()
 	if err != nil {
+		return err
+	}
+	if body, err = withFiles(cmd.Context(), c, body, o.with, o.key); err != nil {
 		return err
 	}
 	created, err := c.CreateRunJSON(cmd.Context(), body, client.CreateOptions{IdempotencyKey: o.key})
