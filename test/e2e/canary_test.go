@@ -149,17 +149,21 @@ func TestCanaries(t *testing.T) {
 		"OTEL_EXPORTER_OTLP_ENDPOINT="+collector.URL, "OTEL_BSP_SCHEDULE_DELAY=200")
 	s.collector = collector
 	n := s.tenant(t, 1_000_000)
-	in := func(command string) (client.Request, []string) {
-		w := []string{canary("command"), canary("path"), canary("content"), canary("meta"), canary("output"), canary("left")}
+	in := func(command string, zdr bool) (client.Request, []string) {
+		w := []string{canary("command"), canary("path"), canary("content"), canary("meta"), canary("output"), canary("left"), canary("uploaded")}
+		u, err := n.Upload(t.Context(), strings.NewReader(strings.Repeat("x", 300_000)+w[6]), client.UploadOptions{ZeroDataRetention: zdr})
+		if err != nil {
+			t.Fatal(err)
+		}
 		split := len(w[4]) / 2 // so that the output's word is not in the command
 		return client.Request{
-			Command: "x=" + w[0] + "; printf %s " + w[4][:split] + "; echo " + w[4][split:] + "; cat " + w[1] + "; cp " + w[1] + " out/" + w[5] + "; " + command,
-			Files:   []run.File{{Path: w[1], Content: w[2]}}, Metadata: map[string]string{"note": w[3]},
+			Command: "x=" + w[0] + "; printf %s " + w[4][:split] + "; echo " + w[4][split:] + "; cat " + w[1] + "; tail -c 60 uploaded; cp " + w[1] + " out/" + w[5] + "; " + command,
+			Files:   []run.File{{Path: w[1], Content: w[2]}, {Path: "uploaded", Upload: u.ID}}, Metadata: map[string]string{"note": w[3]},
 		}, w
 	}
 
 	t.Run("zero data retention", func(t *testing.T) {
-		request, words := in("sleep 3")
+		request, words := in("sleep 3", true)
 		request.ZeroDataRetention = true
 		created, err := n.CreateRun(t.Context(), request, client.CreateOptions{})
 		if err != nil {
@@ -180,7 +184,7 @@ func TestCanaries(t *testing.T) {
 				seen = d.Output
 			}
 		}
-		if !strings.Contains(seen, words[4]) || !strings.Contains(seen, words[2]) {
+		if !strings.Contains(seen, words[4]) || !strings.Contains(seen, words[2]) || !strings.Contains(seen, words[6]) {
 			t.Errorf("a live reader saw the output %q", seen)
 		}
 		first := n.ended(t, created.Run.ID)
@@ -201,7 +205,7 @@ func TestCanaries(t *testing.T) {
 	})
 
 	t.Run("deletion", func(t *testing.T) {
-		request, words := in("true")
+		request, words := in("true", false)
 		r := n.finish(t, request)
 		if r.State != run.Succeeded || r.Files == nil || r.Files.Count != 1 {
 			t.Fatalf("ended %s, %+v, files %+v", r.State, r.Error, r.Files)

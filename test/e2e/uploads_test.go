@@ -5,7 +5,10 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -86,4 +89,41 @@ func TestDamagedUploadCostsNothing(t *testing.T) {
 	}
 	checkRecord(t, r)
 	checkMoney(t, r, r.Money.Reserved)
+}
+
+// TestRunWithFiles: the command line sends small files along and uploads large ones.
+func TestRunWithFiles(t *testing.T) {
+	t.Parallel()
+	n := shared.tenant(t, 1_000_000)
+	dir := t.TempDir()
+	large := make([]byte, 3<<20)
+	rand.Read(large)
+	for name, content := range map[string][]byte{"large": large, "text": []byte("text\n"), "bytes": {0xff, 0}} {
+		if err := os.WriteFile(filepath.Join(dir, name), content, 0o640); err != nil {
+			t.Fatal(err)
+		}
+	}
+	args := []string{"run", "--command", "sha256sum in/large; stat -c '%a %s' in/large text bytes; cat text", "--wait", "--output", "json",
+		"--idempotency-key", "with-files", "--with", dir + "/large=in/large", "--with", dir + "/text", "--with", dir + "/bytes"}
+	sum := sha256.Sum256(large)
+	want := hex.EncodeToString(sum[:]) + "  in/large\n640 3145728\n640 5\n640 2\ntext\n"
+	var ids []run.ID
+	for range 2 {
+		out, errs, err := n.server.cli(t.Context(), []string{"EPHEMERAL_API_KEY=" + n.key, "EPHEMERAL_URL=http://" + n.server.listen}, args...)
+		var r run.Run
+		if err != nil || json.Unmarshal([]byte(out), &r) != nil || r.Result == nil || string(bytesOf(t, r.Result.Stdout)) != want {
+			t.Fatalf("%v\n%s%s", err, out, errs)
+		}
+		if f := r.Request.Files; f[0].Upload == "" || f[1].Upload != "" || f[2].Encoding != "base64" {
+			t.Errorf("sent as %.200v", f)
+		}
+		ids = append(ids, r.ID)
+	}
+	if ids[0] != ids[1] {
+		t.Errorf("the same key made %v", ids)
+	}
+	_, errs, err := n.server.cli(t.Context(), []string{"EPHEMERAL_API_KEY=" + n.key}, "run", "--command", "true", "--with", dir)
+	if err == nil || !strings.Contains(errs, "is a directory") {
+		t.Errorf("a directory: %v, %s", err, errs)
+	}
 }
