@@ -76,6 +76,7 @@ func TestImagesOnOneNode(t *testing.T) {
 	hello("data", "hello from a container\nworker\n/etc/gone\n")
 	hello("layout", "hello from a layout\nworker\n")
 	walls(t, m, "layout")
+	walls(t, m, "data")
 	var p *client.Problem
 	if _, err := m.CreateRun(ctx, client.Request{Command: "true", Image: "nope"}, client.CreateOptions{}); !errors.As(err, &p) ||
 		p.Code != "unknown_image" || !strings.Contains(p.Errors[0].Detail, "data, layout") {

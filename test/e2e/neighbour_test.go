@@ -172,7 +172,7 @@ func (s *server) shrinks(t *testing.T, size int64) {
 	t.Helper()
 	began := time.Now()
 	var u toll
-	for time.Since(began) < 4*time.Minute {
+	for time.Since(began) < 6*time.Minute {
 		var err error
 		if u, err = s.toll(); err != nil {
 			t.Fatal(err)

@@ -1,12 +1,15 @@
 // Command dialer takes the place of the agent as the first process of a machine. It dials the ports of the host that it is
-// told, over the machine's own connection to it, and tells what became of each.
+// told, over the machine's own connection to it, and tells what became of each. Told none, it writes garbage on that
+// connection from then on.
 package main
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -51,24 +54,38 @@ func run(log *slog.Logger) error {
 		if err != nil {
 			return fmt.Errorf("accept: %w", err)
 		}
-		if err := answer(way, conn); err != nil {
+		switch none, err := answer(way, conn); {
+		case err != nil:
 			log.Error("answer", "error", err)
+		case none:
+			go babble(port)
 		}
 		_ = conn.Close()
 	}
 }
 
 // answer reads a list of ports and writes what dialling each gave: "accepted", "refused", or an error.
-func answer(way *transport.Serial, conn net.Conn) error {
+func answer(way *transport.Serial, conn net.Conn) (none bool, err error) {
 	var ports []uint32
 	if err := json.NewDecoder(conn).Decode(&ports); err != nil {
-		return err
+		return false, err
 	}
 	results := make(map[uint32]string)
 	for _, p := range ports {
 		results[p] = dial(way, p)
 	}
-	return json.NewEncoder(conn).Encode(results)
+	return len(ports) == 0, json.NewEncoder(conn).Encode(results)
+}
+
+// babble writes random bytes between those of the sessions.
+func babble(port io.Writer) {
+	b := make([]byte, 32<<10)
+	for {
+		_, _ = rand.Read(b)
+		if _, err := port.Write(b); err != nil {
+			time.Sleep(time.Millisecond) // no host is connected
+		}
+	}
 }
 
 func dial(way *transport.Serial, port uint32) string {
