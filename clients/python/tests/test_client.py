@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -55,6 +57,38 @@ def test_a_run_keeps_its_key() -> None:
         assert seen[4][0] != seen[0][0]
         c.create_run(command="true", idempotency_key='a"b')
         assert seen[5][0] == '"a\\"b"'
+
+
+def test_an_upload_is_read_again_and_keeps_its_key(tmp_path: Path) -> None:
+    content = random.randbytes(700_000)
+    (tmp_path / "f").write_bytes(b"before" + content)
+    sum = hashlib.sha256(content).hexdigest()
+    upload = {"id": "upl_1", "size": len(content), "sha256": sum, "created_at": "2026-10-07T12:00:00Z",
+              "expires_at": "2026-10-07T13:00:00Z", "zero_data_retention": True}  # fmt: skip
+    seen: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        assert request.read() == content
+        if len(seen) == 1:
+            raise httpx.WriteError("cut")
+        return problem(503, "unavailable") if len(seen) == 2 else httpx.Response(201, json=upload)
+
+    with client(handler) as c, open(tmp_path / "f", "rb") as f:
+        f.seek(6)
+        u = c.upload(f, zero_data_retention=True)
+        assert u.size == len(content) and u.zero_data_retention and u.expires_at
+        assert len({r.headers["idempotency-key"] for r in seen}) == 1 and len(seen) == 3
+        digest = base64.b64encode(hashlib.sha256(content).digest()).decode()
+        assert seen[2].headers["content-digest"] == f"sha-256=:{digest}:"
+        assert seen[2].headers["content-length"] == "700000" and "transfer-encoding" not in seen[2].headers
+        assert seen[2].url.query == b"zero_data_retention=true"
+        upload["sha256"] = "0" * 64
+        with pytest.raises(ephemeral.ChecksumError):
+            c.upload(content)
+    assert ephemeral.File("a", upload=u, mode="0755").to_json() == {"path": "a", "upload": "upl_1", "mode": "0755"}
+    with pytest.raises(ValueError):
+        ephemeral.File("a", "x", upload="upl_1").to_json()
 
 
 def test_refusals_are_not_repeated() -> None:

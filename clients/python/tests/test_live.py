@@ -39,6 +39,35 @@ def test_a_run_with_files(tmp_path: Path) -> None:
         assert client.files(run.id) == [] and client.run(run.id).raw["erased"] is True
 
 
+def test_uploads() -> None:
+    content = os.urandom(3 << 20)
+    with ephemeral.Client() as client:
+        upload = client.upload(content)
+        assert client.get_upload(upload) == upload and upload.size == len(content)
+        for files in ({"in/data": upload}, [File("in/data", upload=upload.id)]):
+            run = client.create_run(command="sha256sum in/data | cut -c1-64", files=files, wait=60)
+            assert run.state == "succeeded" and run.stdout == upload.sha256 + "\n"
+        client.delete_upload(upload)
+        with pytest.raises(ephemeral.APIError) as e:
+            client.create_run(command="true", files={"x": upload})
+        assert e.value.code == "unknown_upload"
+        assert client.upload(b"").size == 0
+
+
+async def upload_async() -> None:
+    async with ephemeral.AsyncClient() as client:
+        upload = await client.upload(b"x" * 1_000_000, zero_data_retention=True)
+        run = await client.create_run(command="wc -c < data", files={"data": upload}, zero_data_retention=True, wait=60)
+        assert run.state == "succeeded"
+        with pytest.raises(ephemeral.APIError) as e:  # the run has it
+            await client.get_upload(upload)
+        assert e.value.code == "not_found"
+
+
+def test_uploads_async() -> None:
+    anyio.run(upload_async)
+
+
 def test_one_key_is_one_run() -> None:
     with ephemeral.Client() as client:
         first = client.create_run(command="true", idempotency_key="python-once", wait=30)

@@ -28,6 +28,7 @@ from ._models import (
     RunPage,
     Stage,
     Stream,
+    Upload,
 )
 from ._sync import Client
 
@@ -62,4 +63,5 @@ __all__ = [
     "StatementPage",
     "Stream",
     "UnreachableError",
+    "Upload",
 ]

@@ -26,15 +26,39 @@ def _time(value: Any) -> datetime | None:
 
 
 @dataclass(frozen=True)
+class Upload:
+    """A file that was sent ahead of the runs that use it."""
+
+    id: str
+    size: int
+    sha256: str
+    created_at: datetime | None
+    expires_at: datetime | None  #: runs created before this can use it
+    zero_data_retention: bool = False
+
+    @classmethod
+    def from_json(cls, j: JSON) -> Upload:
+        return cls(
+            j["id"], j["size"], j["sha256"], _time(j["created_at"]), _time(j["expires_at"]), j["zero_data_retention"]
+        )
+
+
+@dataclass(frozen=True)
 class File:
-    """A file that the run finds in its working directory. ``mode`` is octal, such as "0755"."""
+    """A file that the run finds in its working directory: its ``content``, or an ``upload``, which may be an id.
+    ``mode`` is octal, such as "0755"."""
 
     path: str
-    content: str | bytes
+    content: str | bytes = ""
     mode: str | None = None
+    upload: Upload | str | None = None
 
     def to_json(self) -> dict[str, str]:
-        if isinstance(self.content, bytes):
+        if self.upload is not None:
+            if self.content:
+                raise ValueError(f"{self.path!r} has content and an upload")
+            f = {"path": self.path, "upload": self.upload.id if isinstance(self.upload, Upload) else self.upload}
+        elif isinstance(self.content, bytes):
             f = {"path": self.path, "content": base64.b64encode(self.content).decode(), "encoding": "base64"}
         else:
             f = {"path": self.path, "content": self.content}

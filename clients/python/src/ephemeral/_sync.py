@@ -13,7 +13,7 @@ import httpx
 from . import _wire
 from ._account_sync import AccountCalls
 from ._errors import EphemeralError, UnreachableError
-from ._models import Account, Event, RemoteFile, Run, RunPage
+from ._models import Account, Event, RemoteFile, Run, RunPage, Upload
 from ._wire import FileArgument, Request
 
 
@@ -75,6 +75,45 @@ class Client(AccountCalls):
             retention_seconds=retention_seconds, metadata=metadata, image=image,
         )  # fmt: skip
         return Run.from_json(self._call(_wire.create_request(body, idempotency_key, wait)))
+
+    def upload(
+        self,
+        file: bytes | IO[bytes],
+        *,
+        zero_data_retention: bool | None = None,
+        idempotency_key: str | None = None,
+    ) -> Upload:
+        """Sends a file ahead of the runs that use it, and returns what to name it by in their ``files``. A file object must be
+        able to seek: it is read once for its digest, and then while it is sent. Runs with ``zero_data_retention`` take only
+        uploads with it."""
+        sending = _wire.Sending(file, zero_data_retention, idempotency_key)
+        backoff = _wire.Backoff(self._outage)
+        while True:
+            r = sending.request()
+            r.body = self._pieces(sending.file)
+            try:
+                with self._send(r, _wire.ANSWER_TIMEOUT) as response:
+                    try:
+                        response.read()
+                    except httpx.TransportError as e:
+                        raise UnreachableError(f"{r.method} {r.path}: {e!r}") from e
+                    upload = Upload.from_json(_wire.decode(response))
+                    sending.check(upload)
+                    return upload
+            except EphemeralError as e:
+                time.sleep(backoff.pause(e))
+
+    def _pieces(self, file: IO[bytes]) -> Iterator[bytes]:
+        while piece := file.read(_wire.UPLOAD_PIECE):
+            yield piece
+
+    def get_upload(self, upload: Upload | str) -> Upload:
+        """Returns an upload."""
+        return Upload.from_json(self._call(Request("GET", _wire.upload_path(upload))))
+
+    def delete_upload(self, upload: Upload | str) -> None:
+        """Erases an upload that no run waits for."""
+        self._call(Request("DELETE", _wire.upload_path(upload)))
 
     def run(self, run_id: str) -> Run:
         """Returns a run as it is now."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import email.utils
 import hashlib
+import io
 import json
 import os
 import random
 import secrets
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import IO, Any
@@ -19,7 +21,7 @@ from urllib.parse import quote
 import httpx
 
 from ._errors import APIError, ChecksumError, EphemeralError, FieldError, UnreachableError
-from ._models import File, RemoteFile
+from ._models import File, RemoteFile, Upload
 
 USER_AGENT = "ephemeral-python/0.1.0"
 ANSWER_TIMEOUT = 60.0  # seconds one attempt may take, beside the time that the server was asked to wait
@@ -30,7 +32,9 @@ TEMPORARY = frozenset({408, 429, 502, 503, 504})
 LAST_EVENT = "worker.destroyed"
 MAX_MESSAGE = 64 << 20  # bytes of one server-sent event
 
-FileArgument = Sequence[File] | Mapping[str, str | bytes]
+UPLOAD_PIECE = 256 << 10  # bytes of an upload in memory
+
+FileArgument = Sequence[File] | Mapping[str, str | bytes | Upload]
 
 
 @dataclass
@@ -41,7 +45,7 @@ class Request:
     path: str
     params: dict[str, str] = field(default_factory=dict)
     headers: dict[str, str] = field(default_factory=dict)
-    body: bytes | None = None
+    body: bytes | Iterable[bytes] | AsyncIterable[bytes] | None = None
     wait: float = 0  # seconds that the server was asked to wait
     repeat: bool = True  # sending it again does no harm
 
@@ -52,12 +56,16 @@ def run_path(run_id: str) -> str:
 
 def create_request(body: Mapping[str, Any], idempotency_key: str | None, wait: float | None) -> Request:
     """The key is made once for a call, so that a repetition is the same run."""
-    key = idempotency_key or secrets.token_urlsafe(24)
-    escaped = key.replace("\\", "\\\\").replace('"', '\\"')
-    r = Request("POST", "/v1/runs", headers={"Idempotency-Key": f'"{escaped}"'}, body=json.dumps(body).encode())
+    key = _quoted(idempotency_key or secrets.token_urlsafe(24))
+    r = Request("POST", "/v1/runs", headers={"Idempotency-Key": key}, body=json.dumps(body).encode())
     if wait:
         ask_to_wait(r, wait)
     return r
+
+
+def _quoted(key: str) -> str:
+    escaped = key.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
 
 
 def ask_to_wait(r: Request, seconds: float) -> None:
@@ -78,9 +86,47 @@ def run_body(
     if command is not None:
         body["command"] = command
     if files:
-        given = files if not isinstance(files, Mapping) else [File(p, c) for p, c in files.items()]
+        given = files if not isinstance(files, Mapping) else [_file(p, c) for p, c in files.items()]
         body["files"] = [f.to_json() for f in given]
     return body
+
+
+def _file(path: str, content: str | bytes | Upload) -> File:
+    return File(path, upload=content) if isinstance(content, Upload) else File(path, content)
+
+
+class Sending:
+    """A file on its way. It is read once ahead, so that the server can check its digest before it keeps anything."""
+
+    def __init__(self, file: bytes | IO[bytes], zero_data_retention: bool | None, idempotency_key: str | None) -> None:
+        self.file = io.BytesIO(file) if isinstance(file, bytes) else file
+        self.start = self.file.tell()
+        sum, size = hashlib.sha256(), 0
+        while piece := self.file.read(UPLOAD_PIECE):
+            sum.update(piece)
+            size += len(piece)
+        self.sha256, self.size = sum.hexdigest(), size
+        self.params = {"zero_data_retention": "true"} if zero_data_retention else {}
+        digest = base64.b64encode(sum.digest()).decode()
+        self.headers = {
+            "Idempotency-Key": _quoted(idempotency_key or secrets.token_urlsafe(24)),
+            "Content-Type": "application/octet-stream",
+            "Content-Length": str(size),
+            "Content-Digest": f"sha-256=:{digest}:",
+        }
+
+    def request(self) -> Request:
+        """One attempt; its body is set by the client, from the beginning of the file."""
+        self.file.seek(self.start)
+        return Request("POST", "/v1/uploads", params=self.params, headers=self.headers)
+
+    def check(self, upload: Upload) -> None:
+        if (upload.size, upload.sha256) != (self.size, self.sha256):
+            raise ChecksumError(f"{upload.id} did not arrive as it was sent")
+
+
+def upload_path(upload: Upload | str) -> str:
+    return "/v1/uploads/" + quote(upload.id if isinstance(upload, Upload) else upload, safe="")
 
 
 def page_request(cursor: str | None, limit: int | None, state: str | None) -> Request:
