@@ -3,7 +3,9 @@ package gateway
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 
@@ -45,15 +47,24 @@ func (s *Server) sendEvents(ctx context.Context, c *fiber.Ctx, key run.Key, id r
 	if _, err := s.deps.Store.Get(ctx, key.Org, id); err != nil {
 		return err
 	}
-	events, more, err := s.deps.Store.Events(ctx, key.Org, id, after)
+	return s.sendLarge(ctx, c, func(ctx context.Context) ([]byte, error) { return s.eventPage(ctx, key.Org, id, after) })
+}
+
+// eventPage is a page of stored events as JSON.
+func (s *Server) eventPage(ctx context.Context, org string, id run.ID, after int64) ([]byte, error) {
+	events, more, err := s.deps.Store.Events(ctx, org, id, after)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	page := eventList{Events: nonNil(events)}
 	if more && len(events) > 0 {
 		page.NextAfter = events[len(events)-1].Seq
 	}
-	return sendJSON(c, http.StatusOK, page)
+	body, err := json.Marshal(page)
+	if err != nil {
+		return nil, fmt.Errorf("encode page of events: %w", err)
+	}
+	return body, nil
 }
 
 // streamEvents answers with server-sent events. Everything that can be refused is refused before the first byte. A

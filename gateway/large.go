@@ -2,6 +2,9 @@ package gateway
 
 import (
 	"bytes"
+	"context"
+	"net/http"
+
 	"github.com/gofiber/fiber/v2"
 
 	"github.com/ephemeral-run/ephemeral/run"
@@ -59,6 +62,60 @@ func (s *Server) readWhenRoom(org string, id run.ID, bytes int64) (run.Run, erro
 	record, err := s.deps.Store.Get(ctx, org, id)
 	read = err == nil
 	return record, err
+}
+
+// sendLarge answers with the JSON that make makes, which may be large: then it counts as memory as that of a run does, and is made
+// again when there is room.
+func (s *Server) sendLarge(ctx context.Context, c *fiber.Ctx, make func(context.Context) ([]byte, error)) error {
+	body, err := make(ctx)
+	if err != nil {
+		return err
+	}
+	setHeader(c, fiber.HeaderContentType, fiber.MIMEApplicationJSON)
+	if len(body) < largeAnswer {
+		return c.Status(http.StatusOK).Send(body)
+	}
+	held := s.answerMemory(body)
+	if !s.answers.TryAcquire(held) {
+		body = nil // not held while others are sent
+		if body, held, err = s.makeWhenRoom(make, held); err != nil {
+			return err
+		}
+	}
+	c.Status(http.StatusOK)
+	c.Context().SetBodyStream(&heldBody{Reader: bytes.NewReader(body), release: func() { s.answers.Release(held) }}, len(body))
+	return nil
+}
+
+func (s *Server) answerMemory(body []byte) int64 { return int64(min(len(body), s.cfg.BodyMemory)) }
+
+// makeWhenRoom makes an answer as soon as there is room for so many bytes. As many as it has then are taken unless there is an error.
+func (s *Server) makeWhenRoom(make func(context.Context) ([]byte, error), bytes int64) (body []byte, held int64, err error) {
+	full := func(err error) error {
+		return problem(CodeUnavailable, "Too many large answers are being sent.").because(err)
+	}
+	ctx := s.deadline()
+	if err := s.answers.Acquire(ctx, bytes); err != nil {
+		return nil, 0, full(err)
+	}
+	held = bytes
+	made := false
+	defer func() {
+		if !made { // also when it panicked
+			s.answers.Release(held)
+		}
+	}()
+	if body, err = make(ctx); err != nil {
+		return nil, 0, err
+	}
+	if more := s.answerMemory(body) - held; more > 0 { // what is shown has grown
+		if err := s.answers.Acquire(ctx, more); err != nil {
+			return nil, 0, full(err)
+		}
+		held += more
+	}
+	made = true
+	return body, held, nil
 }
 
 // heldBody is an answer's body; when it is sent, or the client gone, its memory is given back.

@@ -173,6 +173,42 @@ func TestLargeAnswersWaitForRoom(t *testing.T) {
 	}
 }
 
+// TestLargePagesOfEventsWaitForRoom: pages of events count as runs do.
+func TestLargePagesOfEventsWaitForRoom(t *testing.T) {
+	event := run.Event{Seq: 1, Type: run.EventShell, Data: run.ShellData{Output: strings.Repeat("x", 4<<20)}}
+	var events atomic.Pointer[[]run.Event]
+	events.Store(&[]run.Event{event})
+	store := &fakeStore{get: func(id run.ID) (run.Run, error) { return run.Run{ID: id, State: run.Running}, nil },
+		events: func(int64) ([]run.Event, error) { return *events.Load(), nil }}
+	s := serve(t, Config{BodyMemory: 9 << 20, StoreTimeout: time.Second}, Deps{Store: store})
+	path := "/v1/runs/" + string(testRun) + "/events"
+	if !s.answers.TryAcquire(8 << 20) {
+		t.Fatal("no memory")
+	}
+	if p := s.member(t, "GET", path, "").problem(t); p.Code != CodeUnavailable {
+		t.Errorf("while the memory is taken: %+v", p)
+	}
+	events.Store(&[]run.Event{{Seq: 1, Type: run.EventQueued, Data: run.QueuedData{}}})
+	if a := s.member(t, "GET", path, ""); a.StatusCode != 200 {
+		t.Errorf("a small page: %d", a.StatusCode)
+	}
+	events.Store(&[]run.Event{event})
+	time.AfterFunc(500*time.Millisecond, func() { // the page has grown when it is made again
+		events.Store(&[]run.Event{event, event})
+		s.answers.Release(8 << 20)
+	})
+	if a := s.member(t, "GET", path, ""); a.StatusCode != 200 || len(a.body) < 8<<20 || a.ContentLength != int64(len(a.body)) {
+		t.Errorf("when there is room: %d, %d bytes", a.StatusCode, len(a.body))
+	}
+	eventually(t, "all memory is given back", func() bool {
+		if !s.answers.TryAcquire(9 << 20) {
+			return false
+		}
+		s.answers.Release(9 << 20)
+		return true
+	})
+}
+
 // TestViewOfALargeRun: who may see a part of a run gets no more of it when the answer had to wait and was read again.
 func TestViewOfALargeRun(t *testing.T) {
 	record := run.Run{ID: testRun, Node: "secret", State: run.Queued, Request: &run.Spec{Command: strings.Repeat("x", 1<<20)}}
