@@ -483,3 +483,26 @@ func TestUploadsTakeBoundedMemory(t *testing.T) {
 		t.Errorf("left: %v", keys)
 	}
 }
+
+// TestUploadsExpire: an upload that no run takes goes when its time is over.
+func TestUploadsExpire(t *testing.T) {
+	l := newLive(t, Config{Uploads: UploadConfig{Life: time.Second}})
+	m := l.newMember("org_up", 1_000_000)
+	var ids []run.UploadID
+	for _, hidden := range []bool{false, true} {
+		u, err := m.Upload(l.ctx, strings.NewReader("content"), client.UploadOptions{ZeroDataRetention: hidden})
+		l.must(err)
+		ids = append(ids, u.ID)
+	}
+	eventually(t, "nothing is left", func() bool { return len(l.uploadKeys()) == 0 })
+	for _, id := range ids {
+		var p *client.Problem
+		if _, err := m.GetUpload(l.ctx, id); !errors.As(err, &p) || p.Status != 404 {
+			t.Errorf("%v", err)
+		}
+		_, err := m.CreateRun(l.ctx, client.Request{Command: "true", Files: []run.File{{Path: "a", Upload: id}}}, client.CreateOptions{})
+		if !errors.As(err, &p) || p.Code != string(CodeUnknownUpload) {
+			t.Errorf("%v", err)
+		}
+	}
+}

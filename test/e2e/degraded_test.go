@@ -75,7 +75,7 @@ func (s *server) failing(t *testing.T) {
 	t.Helper()
 	var shown, after string
 	for deadline := time.Now().Add(startLimit); time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
-		resp, err := http.Get("http://" + s.listen + "/readyz")
+		resp, err := checked(t).Get("http://" + s.listen + "/readyz")
 		if err != nil {
 			continue
 		}

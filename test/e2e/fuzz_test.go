@@ -79,6 +79,7 @@ func TestTwiceTheLoad(t *testing.T) {
 	accepted := map[run.ID]bool{}
 	tick := time.NewTicker(time.Second / (2 * rate))
 	defer tick.Stop()
+	described := checked(t)
 	for range 2 * rate * seconds {
 		<-tick.C
 		sent.Go(func() {
@@ -89,7 +90,7 @@ func TestTwiceTheLoad(t *testing.T) {
 			}
 			req.Header.Set("Authorization", "Bearer "+m.key)
 			req.Header.Set("Content-Type", "application/json")
-			resp, err := http.DefaultClient.Do(req)
+			resp, err := described.Do(req)
 			if err != nil {
 				t.Error(err)
 				return

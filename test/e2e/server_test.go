@@ -325,6 +325,11 @@ func (n *tenant) until(t *testing.T, id run.ID, typ run.EventType) run.Event {
 	return run.Event{}
 }
 
+// checked is a client whose exchanges are held against the API's description.
+func checked(t *testing.T) *http.Client {
+	return &http.Client{Transport: apitest.Transport{Next: http.DefaultTransport, Report: t.Errorf}}
+}
+
 // post sends a raw request body and returns status, headers and the decoded answer.
 func (n *tenant) post(t *testing.T, body string, headers map[string]string) (int, http.Header, map[string]any) {
 	t.Helper()
@@ -337,7 +342,7 @@ func (n *tenant) post(t *testing.T, body string, headers map[string]string) (int
 	for k, v := range headers {
 		req.Header.Set(k, v)
 	}
-	resp, err := http.DefaultClient.Do(req)
+	resp, err := checked(t).Do(req)
 	if err != nil {
 		t.Fatal(err)
 	}
