@@ -89,10 +89,13 @@ export class RequestForm {
   #addFile(file) {
     const path = h('input', { type: 'text', value: file.path, placeholder: 'data.csv', 'aria-label': t('play.files.path'), autocapitalize: 'off', spellcheck: 'false', translate: 'no' });
     const content = h('textarea', { rows: '3', class: 'mono', 'aria-label': t('play.files.content'), spellcheck: 'false', translate: 'no' });
-    content.value = file.content;
+    content.value = file.content ?? ''; // left out where it is empty
+    content.hidden = Boolean(file.upload);
     const remove = h('button', { type: 'button', class: 'quiet danger', on: { click: () => { row.remove(); $('add-file').focus(); this.#changed(); } } }, t('play.files.remove'));
     const row = h('div', { class: 'file' }, h('div', { class: 'inline' }, path, remove), content);
-    row.file = () => ({ path: path.value, content: content.value, ...(file.encoding && { encoding: file.encoding }) });
+    row.file = () => (file.upload
+      ? { path: path.value, upload: file.upload, ...(file.mode && { mode: file.mode }) }
+      : { path: path.value, content: content.value, ...(file.encoding && { encoding: file.encoding }), ...(file.mode && { mode: file.mode }) });
     row.inputs = { path, content };
     this.files.append(row);
     return row;
