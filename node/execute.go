@@ -65,6 +65,8 @@ type Runner struct {
 	Used func(image string, queued time.Time, service time.Duration)
 	Log  *slog.Logger
 
+	starts starts // of machines that were claimed
+
 	mu      sync.Mutex
 	cancels map[run.ID]context.CancelCauseFunc
 }
@@ -81,6 +83,7 @@ type execution struct {
 	end     context.CancelCauseFunc
 	owned   sync.WaitGroup // goroutines that end with the machine
 	machine *provision.Machine
+	up      func() // its machine is up, or never will be
 	guest   *guest.Client
 	claimed time.Time // when it got its machine
 	ready   time.Time // when the machine was confirmed
@@ -181,7 +184,7 @@ func (x *execution) claim(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	x.machine, x.claimed = m, time.Now()
+	x.machine, x.claimed, x.up = m, time.Now(), x.starts.begin()
 	x.guest = guest.Connect(m.Dial)
 	start := time.Now()
 	if err := x.meter.begin(ctx); err != nil {
@@ -208,7 +211,11 @@ func (x *execution) resume(ctx context.Context) error { return x.machine.Wake(ct
 // prepare completes what the pool has prepared of the clone: it sets the clock, which stood still, and fails closed where
 // the clone is no individual. It tells the store that the machine is ready. The run's timeout counts from here.
 func (x *execution) prepare(ctx context.Context) error {
-	if _, err := x.guest.SetClock(ctx); err != nil {
+	err := x.machine.Confirmed(ctx)
+	if errors.Is(err, provision.ErrUnprepared) { // its agent refuses unless somebody else has
+		err = x.guest.SetClock(ctx)
+	}
+	if err != nil {
 		return err
 	}
 	if err := x.machine.Settled(); err != nil {
@@ -219,6 +226,7 @@ func (x *execution) prepare(ctx context.Context) error {
 	if err := x.recordStart(ctx); err != nil {
 		return fmt.Errorf("record the start: %w", err)
 	}
+	x.up()
 	limit := time.Duration(x.lease.Spec.TimeoutSeconds) * time.Second
 	x.owned.Go(func() {
 		if sleepUntil(ctx, time.Now().Add(limit)) {
@@ -243,6 +251,7 @@ func (x *execution) recordStart(ctx context.Context) error {
 
 // work runs the command or the prompt.
 func (x *execution) work(ctx context.Context) error {
+	x.starts.wait(ctx)
 	if err := x.meter.charge(ctx); err != nil {
 		return err
 	}
@@ -264,6 +273,7 @@ func (x *execution) destroy(ctx context.Context) {
 	if x.machine == nil {
 		return
 	}
+	x.up()
 	x.begins("destroy")
 	if err := x.machine.Close(); err != nil {
 		x.Log.Error("machine not removed cleanly", "run", x.lease.Run, "machine", x.machine.ID(), "error", err)

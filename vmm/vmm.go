@@ -96,6 +96,16 @@ type Machine interface {
 	Close() error
 }
 
+// Clock is the way to the clock of a machine that was prepared.
+type Clock interface {
+	// Set sets it to the host's, and fails unless that is confirmed. It may be called just before a machine is resumed.
+	Set(ctx context.Context) error
+	// Right tells whether it is right without being set, on a machine that has run ever since it was.
+	Right() bool
+	// Close ends a Set that is under way.
+	Close() error
+}
+
 // Stats is what the host sees of a machine.
 type Stats struct {
 	Pid          int

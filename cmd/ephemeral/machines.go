@@ -144,7 +144,7 @@ func (s *stand) openPool(w imagepool.Wanted, shared *pool.Limits) error {
 		options = append(options, pool.WithLimits(shared, shape.MemoryMiB))
 	}
 	if s.parts.Rest() == provision.RestRunning { // idle guests lose their pages
-		options = append(options, pool.WithKeepWarm(func(ctx context.Context, m *provision.Machine) error { return guest.Exercise(ctx, m) }))
+		options = append(options, pool.WithKeepWarm(func(ctx context.Context, m *provision.Machine) error { return m.Exercise(ctx) }))
 	}
 	empty := s.Pool
 	empty.MinReady, empty.MaxReady = 0, 0

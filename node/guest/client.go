@@ -53,30 +53,49 @@ func Connect(dial Dial) *Client { return &Client{dial} }
 
 // call is one connection to the agent.
 type call struct {
-	agent proto.AgentClient
-	guard *guard
+	agent  proto.AgentClient
+	guard  *guard
+	client *ttrpc.Client
 }
 
-// do opens a connection for fn and closes it when fn has returned or ctx has ended. Errors of fn get their meaning here.
+// do opens a connection for fn and closes it when fn has returned or ctx has ended.
 func (c *Client) do(ctx context.Context, what string, fn func(*call) error) error {
+	k, err := c.open(ctx, what)
+	if err != nil {
+		return err
+	}
+	defer k.close()
+	return k.do(ctx, what, fn)
+}
+
+// open opens a connection.
+func (c *Client) open(ctx context.Context, what string) (*call, error) {
 	conn, err := c.dial(ctx, proto.AgentPort)
 	if err != nil {
 		if ctx.Err() != nil {
-			return fmt.Errorf("%s: %w", what, context.Cause(ctx))
+			return nil, fmt.Errorf("%s: %w", what, context.Cause(ctx))
 		}
-		return fmt.Errorf("%s: %w: %w", what, ErrLost, err)
+		return nil, fmt.Errorf("%s: %w: %w", what, ErrLost, err)
 	}
 	guarded := newGuard(conn)
 	client := ttrpc.NewClient(proto.Whole(guarded))
-	stop := context.AfterFunc(ctx, func() { _ = client.Close() })
-	err = fn(&call{agent: proto.NewAgentClient(client), guard: guarded})
+	return &call{agent: proto.NewAgentClient(client), guard: guarded, client: client}, nil
+}
+
+// do calls fn, and closes the connection when ctx ends meanwhile. Errors of fn get their meaning here.
+func (k *call) do(ctx context.Context, what string, fn func(*call) error) error {
+	stop := context.AfterFunc(ctx, func() { _ = k.client.Close() })
+	err := fn(k)
 	stop()
-	_ = client.Close()
-	_ = client.UserOnCloseWait(context.Background()) // its reader ends with the connection
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("%s: %w", what, meaning(ctx, guarded, err))
+	return fmt.Errorf("%s: %w", what, meaning(ctx, k.guard, err))
+}
+
+func (k *call) close() {
+	_ = k.client.Close()
+	_ = k.client.UserOnCloseWait(context.Background()) // its reader ends with the connection
 }
 
 // meaning tells the end of ctx, the agent's refusal and a broken call apart.

@@ -228,18 +228,50 @@ func TestPrepareOnce(t *testing.T) {
 
 func TestSetClock(t *testing.T) {
 	m := newMachine(t)
-	if _, err := m.SetClock(ctx(t)); !errors.Is(err, ErrNotPrepared) {
+	if err := m.SetClock(ctx(t)); !errors.Is(err, ErrNotPrepared) {
 		t.Errorf("of an unprepared machine: %v", err)
 	}
 	m, _ = prepared(t)
-	for range 2 {
+	clock, err := m.Clock(ctx(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if clock.Right() {
+		t.Error("right before it was set")
+	}
+	for range 2 { // over one connection
 		before := time.Now()
-		ahead, err := m.SetClock(ctx(t))
-		if err != nil || ahead.Abs() > MaxClockError {
-			t.Errorf("%v ahead, %v", ahead, err)
+		if err := clock.Set(ctx(t)); err != nil || !clock.Right() {
+			t.Errorf("right %v, %v", clock.Right(), err)
 		}
 		if set := m.system.clock; set.Before(before) || set.After(time.Now()) {
 			t.Errorf("set to %v", set)
+		}
+	}
+	if err := clock.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := clock.Set(ctx(t)); !errors.Is(err, ErrLost) || clock.Right() {
+		t.Errorf("closed: right %v, %v", clock.Right(), err)
+	}
+}
+
+// A clock that nobody sets is taken for right as long as neither drift nor what moves the host's can have made it wrong.
+func TestClockStaysRight(t *testing.T) {
+	set := time.Now()
+	for name, c := range map[string]struct {
+		off  time.Duration
+		now  time.Time
+		want bool
+	}{
+		"at once":             {2 * time.Millisecond, set, true},
+		"for a minute":        {2 * time.Millisecond, set.Add(time.Minute), true},
+		"for two minutes":     {2 * time.Millisecond, set.Add(2 * time.Minute), false},
+		"for a minute, worse": {30 * time.Millisecond, set.Add(time.Minute), false},
+	} {
+		clock := Clock{set: set, off: c.off}
+		if got := clock.offBy(c.now) <= MaxClockError; got != c.want {
+			t.Errorf("%s: right %v, off by %v", name, got, clock.offBy(c.now))
 		}
 	}
 }

@@ -146,9 +146,8 @@ func TestLyingSetClock(t *testing.T) {
 		"absurd": {liar{prepared: true, drift: 1 << 62}, 2, ErrNotPrepared},
 	} {
 		t.Run(name, func(t *testing.T) {
-			ahead, err := believe(t, &c.liar).SetClock(ctx(t))
-			if !errors.Is(err, c.err) || err == nil && ahead.Abs() > MaxClockError {
-				t.Errorf("%v ahead, %v, want %v", ahead, err, c.err)
+			if err := believe(t, &c.liar).SetClock(ctx(t)); !errors.Is(err, c.err) {
+				t.Errorf("%v, want %v", err, c.err)
 			}
 			if c.liar.set != c.set && !(name == "honest" && c.liar.set == 2) { // a busy host measures too
 				t.Errorf("set %d times, want %d", c.liar.set, c.set)

@@ -86,36 +86,6 @@ func (c *Client) Prepare(ctx context.Context, id Identity) (Prepared, error) {
 	return prepared, err
 }
 
-// SetClock sets the clock of a prepared machine that was paused, and says how far it is ahead of the host's, as measured.
-// It is right to MaxClockError, or the error is ErrNotPrepared and the machine must not be used, as one that never was
-// prepared: its agent refuses.
-func (c *Client) SetClock(ctx context.Context) (ahead time.Duration, err error) {
-	err = c.do(ctx, "set clock", func(k *call) error {
-		// A machine that answers at once is set at once. For one that does not, how far it is off is measured first.
-		s, err := k.setClock(ctx, 0)
-		if err == nil && s.ahead.Abs()+s.roundTrip/2 > MaxClockError {
-			if s, err = k.sampleClock(ctx); err == nil {
-				s, err = k.setClock(ctx, step(s))
-			}
-			if err == nil && s.roundTrip > goodRoundTrip {
-				s, err = k.sampleClock(ctx)
-			}
-		}
-		if err != nil {
-			return err
-		}
-		if s.ahead.Abs() > MaxClockError {
-			return fmt.Errorf("%w: clock is %v ahead of the host's", ErrNotPrepared, s.ahead)
-		}
-		ahead = s.ahead
-		return nil
-	})
-	if refused := new(RefusedError); errors.As(err, &refused) {
-		err = fmt.Errorf("%w: %w", ErrNotPrepared, err)
-	}
-	return ahead, err
-}
-
 // setClock moves the guest's clock by the step, or sets it to the host's where that is 0.
 func (k *call) setClock(ctx context.Context, step int64) (sample, error) {
 	sent := time.Now()
@@ -132,6 +102,9 @@ type sample struct {
 	ahead     time.Duration // of the host's, if the answer was given half-way
 	roundTrip time.Duration // the error of ahead is half of it at most
 }
+
+// off is how far the guest's clock is off the host's at the most.
+func (s sample) off() time.Duration { return s.ahead.Abs() + s.roundTrip/2 }
 
 func newSample(sent, received time.Time, guestNanos int64) sample {
 	roundTrip := received.Sub(sent)

@@ -3,6 +3,7 @@ package guest
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -24,27 +25,24 @@ func Probe(ctx context.Context, m vmm.Machine) error {
 }
 
 // PrepareClone prepares a clone with an identity of its own, before anybody claims it: all that is left then is its clock.
-// That is set here too, so that the memory and the code that it needs are there.
-func PrepareClone(ctx context.Context, m vmm.Machine) error {
+// That is set here too, so that the memory and the code that it needs are there, over the connection that is kept for it.
+func PrepareClone(ctx context.Context, m vmm.Machine) (vmm.Clock, error) {
 	id, err := newIdentity(m.ID())
 	if err != nil {
-		return err
+		return nil, err
 	}
 	client := Connect(m.Dial)
 	if _, err := client.Prepare(ctx, id); err != nil {
-		return err
+		return nil, err
 	}
-	_, err = client.SetClock(ctx)
-	return err
-}
-
-// Exercise is Probe, and sets the clock: for a machine that has rested for long.
-func Exercise(ctx context.Context, m vmm.Machine) error {
-	if err := Probe(ctx, m); err != nil {
-		return err
+	clock, err := client.Clock(ctx)
+	if err != nil {
+		return nil, err
 	}
-	_, err := Connect(m.Dial).SetClock(ctx)
-	return err
+	if err := clock.Set(ctx); err != nil {
+		return nil, errors.Join(err, clock.Close())
+	}
+	return clock, nil
 }
 
 // warmers are the programs that runs use most. Having been run once, they are in the template's page cache.

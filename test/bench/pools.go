@@ -139,26 +139,48 @@ func quantities(name, unit string, v []float64) row {
 // burstSize is how many runs come at once, and how many machines are ready for them.
 const burstSize = 12
 
-// bursts measures runs on a server whose pool has a machine ready for each: one alone, and as many at once as there are.
-func bursts(ctx context.Context, o options, data string) (rows []row, err error) {
+// bursts measures runs on a server whose pool has a machine ready for each: one alone, and as many at once as there are. It
+// does so with the rest that the driver has by default, and with machines that rest running.
+func bursts(ctx context.Context, o options, data string) ([]row, error) {
+	one, many, err := burst(ctx, o, data, provision.RestAuto)
+	if err != nil {
+		return nil, err
+	}
+	oneRunning, manyRunning, err := burst(ctx, o, data, provision.RestRunning)
+	if err != nil {
+		return nil, err
+	}
+	rows := []row{
+		measured("pool.single", "ms", one), measured("pool.burst12", "ms", many),
+		measured("pool.single_running", "ms", oneRunning), measured("pool.burst12_running", "ms", manyRunning),
+	}
+	for i := 1; i < len(rows); i += 2 {
+		rows[i].Value, rows[i].Baseline = rows[i].P95, rows[i-1].Name
+	}
+	rows[1].mostRatio = 3
+	return rows, nil
+}
+
+// burst measures runs one at a time and burstSize at once, each from queued to its machine being ready.
+func burst(ctx context.Context, o options, data string, rest provision.Rest) (single, many []time.Duration, err error) {
 	size := fmt.Sprint(burstSize)
 	for name, value := range map[string]string{
 		"EPHEMERAL_POOL_MIN_READY": size, "EPHEMERAL_POOL_MAX_READY": size, "EPHEMERAL_POOL_MAX_MACHINES": fmt.Sprint(2 * burstSize),
-		"EPHEMERAL_MACHINE_MEMORY_MIB": "256",
+		"EPHEMERAL_MACHINE_MEMORY_MIB": "256", "EPHEMERAL_POOL_REST": string(rest),
 	} {
 		if err := os.Setenv(name, value); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		defer func() { _ = os.Unsetenv(name) }()
 	}
 	s, err := serve(ctx, o, data)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer s.stop()
 	c, err := s.client(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	once := func() (time.Duration, error) {
 		created, err := c.CreateRun(ctx, client.Request{Command: "true"}, client.CreateOptions{Wait: time.Minute})
@@ -172,7 +194,7 @@ func bursts(ctx context.Context, o options, data string) (rows []row, err error)
 		return r.StartedAt.Sub(r.QueuedAt), nil
 	}
 	settle := 15 * time.Second // until the pool is full again and the host calm
-	rest := func() error {
+	calm := func() error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -180,21 +202,20 @@ func bursts(ctx context.Context, o options, data string) (rows []row, err error)
 			return nil
 		}
 	}
-	var single, burst []time.Duration
 	for range 4 {
-		if err := rest(); err != nil {
-			return nil, err
+		if err := calm(); err != nil {
+			return nil, nil, err
 		}
 		d, err := once()
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		single = append(single, d)
 	}
-	say("bursts of %d", burstSize)
+	say("bursts of %d, rest %s", burstSize, rest)
 	for range 3 {
-		if err := rest(); err != nil {
-			return nil, err
+		if err := calm(); err != nil {
+			return nil, nil, err
 		}
 		var all sync.WaitGroup
 		times, errs := make([]time.Duration, burstSize), make([]error, burstSize)
@@ -203,11 +224,9 @@ func bursts(ctx context.Context, o options, data string) (rows []row, err error)
 		}
 		all.Wait()
 		if err := errors.Join(errs...); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		burst = append(burst, times...)
+		many = append(many, times...)
 	}
-	one, many := measured("pool.single", "ms", single), measured("pool.burst12", "ms", burst)
-	many.Value, many.Baseline, many.mostRatio = many.P95, "pool.single", 3
-	return []row{one, many}, nil
+	return single, many, nil
 }

@@ -37,7 +37,11 @@ func (p *spoiled) Claim(ctx context.Context, _ string) (*provision.Machine, erro
 	if _, err = m.ask(ctx, warming("root", "sh", "-c", p.how)); err != nil {
 		return m.Machine, err
 	}
-	if err := guest.PrepareClone(ctx, m.Machine); p.prepared != (err == nil) || err != nil && !errors.Is(err, guest.ErrNotPrepared) {
+	clock, err := guest.PrepareClone(ctx, m.Machine)
+	if err == nil {
+		err = clock.Close()
+	}
+	if p.prepared != (err == nil) || err != nil && !errors.Is(err, guest.ErrNotPrepared) {
 		return m.Machine, fmt.Errorf("prepared: %w", err)
 	}
 	return m.Machine, nil

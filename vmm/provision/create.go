@@ -83,7 +83,7 @@ func (p *Provisioner) create(ctx context.Context, t vmm.Template, told Observer)
 		steps = append(steps, Step{step.name, now.Sub(last)})
 		last = now
 	}
-	m := &Machine{Machine: c.machine, image: t.Image.Digest, cell: c.cell, tap: c.tap, rest: p.rest, steps: steps, madeAt: last}
+	m := &Machine{Machine: c.machine, image: t.Image.Digest, cell: c.cell, tap: c.tap, rest: p.rest, steps: steps, madeAt: last, probe: p.agent.Probe, turns: p.turns}
 	if p.agent.Prepare != nil {
 		m.preparation = p.prepare(c.machine, told)
 		c.cleanup.push("preparation", m.preparation.stop)

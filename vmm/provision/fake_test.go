@@ -26,6 +26,9 @@ type stage struct {
 	fail   map[string]error // by the name of what is done
 	hang   map[string]bool  // by the name of what is done: until its context ends
 	before func(what string)
+	clocks int // how often one was set
+
+	clocksWrong bool // unless they are set
 
 	version, cpu string
 	isolation    vmm.Isolation

@@ -2,6 +2,7 @@ package provision
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -27,7 +28,10 @@ type Machine struct {
 	steps  []Step
 	madeAt time.Time
 	close  func() error
-	urgent atomic.Bool // Wake gave it the CPU first
+	probe  func(context.Context, vmm.Machine) error
+	turns  turns                  // of the provisioner
+	turn   atomic.Pointer[func()] // ends the turn that it has to wake
+	urgent atomic.Bool            // Wake gave it the CPU first
 
 	preparation *preparation // nil: it has none, and rests since it was made
 }
@@ -41,22 +45,79 @@ func (m *Machine) Image() string { return m.image }
 // MadeAt is when the machine was ready.
 func (m *Machine) MadeAt() time.Time { return m.madeAt }
 
-// Wake makes a machine that rests paused run, or ends what goes on before its rest. A machine that wakes gets the CPU before
-// those that are at work, so that a burst of claims does not wait for the first of them to finish: until Settled, which must
-// be called before anything untrusted runs.
+// Wake makes a machine that rests paused run, or ends what goes on before its rest, and begins to set its clock, which has
+// stood still: Confirmed must be called next. It is called once. A machine that wakes gets the CPU before those that are at work, so that a burst
+// of claims does not wait for the first of them to finish: until Settled, which must be called before anything untrusted runs.
+// A machine that rests running, with its clock right, has nothing to do.
 func (m *Machine) Wake(ctx context.Context) error {
-	m.urgent.Store(m.cell.SetUrgent(true) == nil) // a host on which that fails wakes it like any other
 	paused := m.rest == RestPaused
 	if m.preparation != nil {
 		var err error
 		if paused, err = m.preparation.claim(ctx); err != nil {
 			return fmt.Errorf("wake machine %s: %w", m.ID(), err)
 		}
+		if !paused && m.preparation.clock.Right() {
+			m.preparation.isRight()
+			return nil
+		}
+	}
+	done, err := m.turns.take(ctx)
+	if err != nil {
+		return fmt.Errorf("wake machine %s: %w", m.ID(), err)
+	}
+	m.turn.Store(&done)
+	m.urgent.Store(m.cell.SetUrgent(true) == nil) // a host on which that fails wakes it like any other
+	if m.preparation != nil {
+		m.preparation.set(ctx) // the guest finds the call when it runs
 	}
 	if !paused {
 		return nil
 	}
-	return m.Resume(ctx)
+	if err := m.Resume(ctx); err != nil {
+		m.endTurn()
+		return err
+	}
+	return nil
+}
+
+// endTurn lets the next machine wake.
+func (m *Machine) endTurn() {
+	if done := m.turn.Swap(nil); done != nil {
+		(*done)()
+	}
+}
+
+// ErrUnprepared: the machine is one of a provisioner whose agent does not prepare.
+var ErrUnprepared = errors.New("machine not prepared by its provisioner")
+
+// Confirmed returns when a machine that wakes has answered that its clock is right. One that does not must not be used, nor
+// one that was not prepared (ErrUnprepared) until its user has done that.
+func (m *Machine) Confirmed(ctx context.Context) error {
+	defer m.endTurn()
+	if m.preparation == nil {
+		return ErrUnprepared
+	}
+	if err := m.preparation.confirmed(ctx); err != nil {
+		return fmt.Errorf("wake machine %s: %w", m.ID(), err)
+	}
+	return nil
+}
+
+// Exercise has a machine that rests running run a command, so that its memory is not reclaimed, and sets its clock.
+func (m *Machine) Exercise(ctx context.Context) error {
+	if err := m.Rested(ctx); err != nil {
+		return err
+	}
+	if err := m.probe(ctx, m.Machine); err != nil {
+		return fmt.Errorf("exercise machine %s: %w", m.ID(), err)
+	}
+	if m.preparation == nil {
+		return nil
+	}
+	if err := m.preparation.clock.Set(ctx); err != nil {
+		return fmt.Errorf("exercise machine %s: %w", m.ID(), err)
+	}
+	return nil
 }
 
 // Settled ends what Wake gave it: it shares the CPU with others as they with it.
@@ -122,6 +183,7 @@ func (m *Machine) Close() error { return m.close() }
 func (p *Provisioner) own(m *Machine, parts *cleanup, told Observer) {
 	m.close = sync.OnceValue(func() error {
 		began := time.Now()
+		m.endTurn()
 		err := p.left(parts.run(closeLimit))
 		told.Closed(time.Since(began), err)
 		p.mu.Lock()

@@ -19,24 +19,33 @@ type preparation struct {
 	done chan struct{} // closed when nothing goes on any more
 
 	mu      sync.Mutex
-	claimed bool // so that it does not rest
-	resting bool // paused
+	claimed bool      // so that it does not rest
+	resting bool      // paused
+	clock   vmm.Clock // once it is prepared
 	err     error
+
+	setting sync.WaitGroup // of the clock
+	stopped bool           // it is not set any more
+	right   chan error     // gets one value when a machine was woken: whether its clock is right
 }
 
 // prepare starts the preparation of a machine, which is ready and may be claimed meanwhile. A machine that fails it ends.
 func (p *Provisioner) prepare(m vmm.Machine, told Observer) *preparation {
 	limit := time.Duration(vmm.Patience() * float64(prepareLimit))
 	ctx, end := context.WithTimeout(context.Background(), limit)
-	r := &preparation{end: end, done: make(chan struct{})}
+	r := &preparation{end: end, done: make(chan struct{}), right: make(chan error, 1)}
 	go func() {
 		defer close(r.done)
 		defer end()
 		began := time.Now()
-		if err := p.agent.Prepare(ctx, m); err != nil {
+		clock, err := p.agent.Prepare(ctx, m)
+		if err != nil {
 			r.fail(ctx, m, StepPrepare, err, told)
 			return
 		}
+		r.mu.Lock()
+		r.clock = clock
+		r.mu.Unlock()
 		steps := []Step{{StepPrepare, time.Since(began)}}
 		if p.rest == RestPaused {
 			began = time.Now()
@@ -91,9 +100,40 @@ func (r *preparation) claim(ctx context.Context) (paused bool, err error) {
 	return r.resting, r.err
 }
 
-// stop ends the preparation and waits for its end.
-func (r *preparation) stop() error {
+// isRight says that the clock is right without being set.
+func (r *preparation) isRight() { r.right <- nil }
+
+// set begins to set the clock.
+func (r *preparation) set(ctx context.Context) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.stopped {
+		r.right <- vmm.ErrClosed
+		return
+	}
+	r.setting.Go(func() { r.right <- r.clock.Set(ctx) })
+}
+
+// confirmed waits for the clock to be right.
+func (r *preparation) confirmed(ctx context.Context) error {
+	select {
+	case err := <-r.right:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// stop ends the preparation and whatever came after it, and waits for the end.
+func (r *preparation) stop() (err error) {
 	r.end()
 	<-r.done
-	return nil
+	r.mu.Lock()
+	r.stopped = true
+	r.mu.Unlock()
+	if r.clock != nil {
+		err = r.clock.Close()
+	}
+	r.setting.Wait()
+	return err
 }

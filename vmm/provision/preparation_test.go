@@ -19,7 +19,13 @@ func preparing(t *testing.T, s *stage, rest Rest) (*Provisioner, vmm.Template) {
 	c := p.config
 	c.Rest = rest
 	agent := s.agent()
-	agent.Prepare = func(ctx context.Context, _ vmm.Machine) error { return s.do(ctx, "prepare") }
+	agent.Prepare = func(ctx context.Context, _ vmm.Machine) (vmm.Clock, error) {
+		if err := s.do(ctx, "prepare"); err != nil {
+			return nil, err
+		}
+		s.add("clock", 1)
+		return &fakeClock{stage: s, ended: make(chan struct{})}, nil
+	}
 	p, err := prepare(c, s, agent)
 	if err != nil {
 		t.Fatal(err)
@@ -33,7 +39,7 @@ var toReady = []string{"make jail", "make tap", "launch", "restore", "resume", "
 var undone = []string{"close machine", "close tap", "close jail"}
 
 func TestPreparesBesideAReadyMachine(t *testing.T) {
-	for rest, want := range map[Rest][]string{RestPaused: {"prepare", "pause", "hurry", "resume"}, RestRunning: {"prepare", "hurry"}} {
+	for rest, want := range map[Rest][]string{RestPaused: {"prepare", "pause", "hurry", "resume"}, RestRunning: {"prepare"}} {
 		s := newStage()
 		p, tmpl := preparing(t, s, rest)
 		m, err := p.Create(t.Context(), tmpl)
@@ -91,7 +97,7 @@ func TestClaimInTheMiddleOfAPreparation(t *testing.T) {
 		if err := errors.Join(<-woken, m.Close()); err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(slices.Concat(toReady, []string{"prepare", "hurry", "hurry"}, undone), s.events()); diff != "" {
+		if diff := cmp.Diff(slices.Concat(toReady, []string{"prepare"}, undone), s.events()); diff != "" {
 			t.Errorf("%s: what happened (-want +got):\n%s", rest, diff)
 		}
 		s.empty(t, p)

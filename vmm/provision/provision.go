@@ -19,8 +19,8 @@ type Agent struct {
 	Probe func(context.Context, vmm.Machine) error // one real command, answered: the machine works
 	Warm  func(context.Context, vmm.Machine) error // runs what a template is to have in memory already
 	// Prepare makes a clone differ from its siblings. It goes on beside a machine that is ready, and one that is claimed
-	// meanwhile is its user's when it is done. nil: whoever claims a machine prepares it.
-	Prepare func(context.Context, vmm.Machine) error
+	// meanwhile is its user's when it is done. Its clock is set again when it wakes. nil: whoever claims a machine prepares it.
+	Prepare func(context.Context, vmm.Machine) (vmm.Clock, error)
 }
 
 // Provisioner makes machines on one host with one driver. Its methods are safe for concurrent use.
@@ -32,6 +32,7 @@ type Provisioner struct {
 	rest   Rest // paused or running
 	told   Observer
 	spares *spares
+	turns  turns // of machines that wake
 
 	mu      sync.Mutex
 	ids     map[string]struct{}   // of every machine that has parts, also half-made ones
@@ -86,7 +87,7 @@ func prepare(c Config, driver vmm.Driver, agent Agent) (*Provisioner, error) {
 		}
 	}
 	return &Provisioner{
-		config: c, driver: driver, agent: agent, rest: rest, told: deaf{}, spares: newSpares(),
+		config: c, driver: driver, agent: agent, rest: rest, told: deaf{}, spares: newSpares(), turns: newTurns(),
 		ids: map[string]struct{}{}, open: map[*Machine]struct{}{}, suspect: map[string]bool{}, held: map[string]*os.File{},
 		untidy: make(chan struct{}, 1),
 	}, nil
