@@ -43,6 +43,7 @@ const (
 	CodeTooManySignups        Code = "too_many_signups"
 	CodeInternal              Code = "internal_error"
 	CodeUnavailable           Code = "unavailable"
+	CodeStorageFull           Code = "storage_full"
 	CodeNotReady              Code = "not_ready"
 )
 
@@ -129,6 +130,8 @@ var Catalogue = []Entry{
 		"Repeat the request with the same Idempotency-Key; if it fails again, report the request id.", 0},
 	{CodeUnavailable, http.StatusServiceUnavailable, "The server cannot answer now",
 		"Repeat the request with the same Idempotency-Key after the time in Retry-After.", 2},
+	{CodeStorageFull, http.StatusServiceUnavailable, "The server's disk is full",
+		"Whoever runs the server frees space on the file system of EPHEMERAL_DATA_DIR (or of the Redis that EPHEMERAL_REDIS_URL names); it then goes on by itself. Repeat the request with the same Idempotency-Key after the time in Retry-After.", 5},
 	{CodeNotReady, http.StatusServiceUnavailable, "The server is not ready",
 		"Send no requests to this server until it reports ready.", 2},
 }

@@ -115,6 +115,11 @@ func protect(c *fiber.Ctx) (err error) {
 // refuse answers with the problem that err is and logs what the client is not told.
 func (s *Server) refuse(c *fiber.Ctx, err error) error {
 	p := toProblem(err)
+	if p.Code == CodeUnavailable && errors.Is(p.cause, run.ErrUnavailable) {
+		if full := s.deps.Store.Full(); full != nil { // which is why, whatever the store's client saw of it
+			p = storageFull(errors.Join(full, p.cause))
+		}
+	}
 	if p.Status >= http.StatusInternalServerError && p.cause != nil {
 		level := slog.LevelError
 		if p.Code == CodeNotReady { // what a probe asks for is no failure

@@ -46,6 +46,7 @@ func TestErrorsOfTheStore(t *testing.T) {
 		{run.ErrBudget, CodeBudgetTooSmall, 402},
 		{run.ErrQueueFull, CodeQueueFull, 429},
 		{run.ErrUnavailable, CodeUnavailable, 503},
+		{run.ErrStorageFull, CodeStorageFull, 503},
 		{context.DeadlineExceeded, CodeUnavailable, 503},
 		{errors.New("secret detail"), CodeInternal, 500},
 	}
@@ -71,6 +72,24 @@ func TestErrorsOfTheStore(t *testing.T) {
 				t.Error("the cause is not in the log")
 			}
 		})
+	}
+}
+
+// Whatever the store's client saw of a full disk, clients are told of the disk.
+func TestFullDiskIsNamed(t *testing.T) {
+	store := &fakeStore{
+		full: run.ErrStorageFull,
+		admit: func(run.Admission) (run.Run, bool, error) {
+			return run.Run{}, false, fmt.Errorf("%w: NOREPLICAS", run.ErrUnavailable)
+		},
+	}
+	s := serve(t, Config{}, Deps{Store: store})
+	a := s.member(t, "POST", "/v1/runs", `{"prompt":"x"}`)
+	if p := a.problem(t); p.Code != CodeStorageFull || p.Status != 503 || !strings.Contains(p.Remediation, "EPHEMERAL_DATA_DIR") {
+		t.Errorf("%+v", p)
+	}
+	if a.Header.Get("Retry-After") == "" {
+		t.Error("no Retry-After")
 	}
 }
 

@@ -381,7 +381,7 @@ func TestStoreGoesAway(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	own, err := redisserver.Start(ctx, dir, redisserver.Options{Fsync: "always", Log: slog.New(slog.DiscardHandler)})
+	own, err := redisserver.Start(ctx, dir, redisserver.Options{Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -47,6 +47,7 @@ type fakeStore struct {
 	events    func(after int64) ([]run.Event, error)
 	account   func() (run.Account, error)
 	ping      func() error
+	full      error
 	subscribe func(ctx context.Context) (<-chan run.Event, <-chan struct{}, error)
 }
 
@@ -70,6 +71,7 @@ func (f *fakeStore) Revocations(ctx context.Context) (<-chan string, error) {
 }
 
 func (f *fakeStore) CheckKey(context.Context, string) error { return nil }
+func (f *fakeStore) Full() error                            { return f.full }
 
 func (f *fakeStore) Admit(_ context.Context, a run.Admission) (run.Run, bool, error) {
 	return f.admit(a)

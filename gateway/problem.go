@@ -128,10 +128,17 @@ func toProblem(err error) *Problem {
 		return problem(CodeConflict, "")
 	case errors.Is(err, run.ErrRange):
 		return problem(CodeInvalidRequest, "A value is outside what can be stored.")
+	case errors.Is(err, run.ErrStorageFull):
+		return storageFull(err)
 	case errors.Is(err, run.ErrUnavailable), errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		return problem(CodeUnavailable, "").because(err)
 	}
 	return problem(CodeInternal, "").because(err)
+}
+
+// storageFull says what keeps the store from changes: its disk is full.
+func storageFull(err error) *Problem {
+	return problem(CodeStorageFull, "The disk that keeps the runs has no room, so nothing new is accepted; runs can be read.").because(err)
 }
 
 // queueFull tells when there will be room, where that can be estimated.

@@ -32,6 +32,7 @@ import (
 // Store is what the gateway asks of the run store; *run.Store has it. Errors are those of package run.
 type Store interface {
 	Ping(ctx context.Context) error
+	Full() error
 	AuthenticateAt(ctx context.Context, secret string, rate run.Rate) (run.Key, run.Allowance, error)
 	CheckKey(ctx context.Context, id string) error
 

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -34,7 +35,7 @@ func newSick(t *testing.T, storeTimeout time.Duration) *sick {
 	if os.Getuid() != 0 {
 		t.Fatal("a small disk is a mounted tmpfs: run the tests as root")
 	}
-	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=16m"); err != nil {
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=64m"); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -44,12 +45,12 @@ func newSick(t *testing.T, storeTimeout time.Duration) *sick {
 	})
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	own, err := redisserver.Start(ctx, filepath.Join(dir, "redis"), redisserver.Options{Fsync: "always", Log: slog.New(slog.DiscardHandler)})
+	own, err := redisserver.Start(ctx, filepath.Join(dir, "redis"), redisserver.Options{Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { own.Close() })
-	s := &sick{live: liveOn(t, Config{StoreTimeout: storeTimeout}, own.URL()), own: own, ballast: filepath.Join(dir, "ballast"),
+	s := &sick{live: liveOn(t, Config{StoreTimeout: storeTimeout}, own.URL(), run.WithRoom(own.Full)), own: own, ballast: filepath.Join(dir, "ballast"),
 		rdb: goredis.NewClient(&goredis.Options{Network: "unix", Addr: own.Addr()})}
 	t.Cleanup(func() { s.rdb.Close() })
 	s.m = s.newMember("o", 1_000_000_000)
@@ -92,6 +93,7 @@ func TestTroubleOverHTTP(t *testing.T) {
 		name       string
 		hurt, heal func()
 		served     bool // a post is served all the same
+		code       Code // of the refusal, empty: CodeUnavailable
 		lasts      time.Duration
 	}{
 		{name: "slow", served: true, hurt: func() {
@@ -104,10 +106,14 @@ func TestTroubleOverHTTP(t *testing.T) {
 			heal: func() { s.must(s.rdb.Do(s.ctx, "REPLICAOF", "NO", "ONE").Err()) }},
 		{name: "out of memory", hurt: func() { s.set("maxmemory", "1") }, heal: func() { s.set("maxmemory", "0") }},
 		{name: "scripts forgotten", served: true, hurt: func() { s.must(s.rdb.ScriptFlush(s.ctx).Err()) }, heal: func() {}},
-		{name: "disk full", hurt: func() {
-			err := os.WriteFile(s.ballast, make([]byte, 16<<20), 0o600) // as much of it as there is room for
-			if err == nil {
+		{name: "disk full", code: CodeStorageFull, hurt: func() {
+			if err := os.WriteFile(s.ballast, make([]byte, 64<<20), 0o600); err == nil { // as much of it as there is room for
 				t.Fatal("the disk is not full")
+			}
+			for end := time.Now().Add(10 * time.Second); s.own.Full() == nil; time.Sleep(10 * time.Millisecond) {
+				if time.Now().After(end) {
+					t.Fatal("nobody sees that the disk is full")
+				}
 			}
 		}, heal: func() { s.must(os.Remove(s.ballast)) }},
 	} {
@@ -125,7 +131,7 @@ func TestTroubleOverHTTP(t *testing.T) {
 					if a.StatusCode != 202 {
 						t.Errorf("%d %s", a.StatusCode, a.body)
 					}
-				} else if p := a.problem(t); a.StatusCode != 503 || p.Code != CodeUnavailable || a.Header.Get("Retry-After") == "" {
+				} else if p := a.problem(t); a.StatusCode != 503 || p.Code != cmp.Or(trouble.code, CodeUnavailable) || a.Header.Get("Retry-After") == "" {
 					t.Errorf("%d %+v, Retry-After %q", a.StatusCode, p, a.Header.Get("Retry-After"))
 				}
 				if time.Since(began) >= trouble.lasts {

@@ -22,7 +22,7 @@ var admitScript = loadScript("admit")
 // Errors, each without any effect: ErrIdempotencyConflict (the key was used for another request), ErrBudget (the hold
 // cannot pay the first slice of compute), ErrInsufficientFunds, ErrImage (the organisation may not use the image), ErrQueueFull (of the
 // organisation or of its key; a *QueueFullError), an *UploadError (a file's upload cannot be used), ErrNotFound (no such organisation),
-// ErrRange, ErrUnavailable (repeat the call: with the key nothing happens twice).
+// ErrRange, ErrStorageFull, ErrUnavailable (repeat the call: with the key nothing happens twice).
 //
 // Script admit.lua.
 func (s *Store) Admit(ctx context.Context, a Admission) (r Run, replayed bool, err error) {
@@ -30,6 +30,9 @@ func (s *Store) Admit(ctx context.Context, a Admission) (r Run, replayed bool, e
 		return Run{}, false, fmt.Errorf("admit run for organisation %.64s: %w", a.Org, err)
 	}
 	if err := a.check(); err != nil {
+		return fail(err)
+	}
+	if err := s.Full(); err != nil {
 		return fail(err)
 	}
 	kept, whole := a.Spec.split()

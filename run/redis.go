@@ -79,6 +79,21 @@ type Option func(*Store)
 // WithClock makes the store take the time from now instead of time.Now. Redis is never asked for the time.
 func WithClock(now func() time.Time) Option { return func(s *Store) { s.now = now } }
 
+// WithRoom makes the store ask room before it admits a run or gives one to a node: while that is not nil, admissions are refused
+// with ErrStorageFull and what room says, and nodes get no run. Runs that are under way go on.
+func WithRoom(room func() error) Option { return func(s *Store) { s.room = room } }
+
+// Full is nil while there is room for runs, as far as is known, and an ErrStorageFull otherwise.
+func (s *Store) Full() error {
+	if s.room == nil {
+		return nil
+	}
+	if err := s.room(); err != nil {
+		return fmt.Errorf("%w: %w: %w", ErrUnavailable, ErrStorageFull, err)
+	}
+	return nil
+}
+
 // Open connects to Redis, checks the version of what it holds and loads the scripts. The store is ready when it
 // returns. Zero fields of cfg mean their defaults. Errors: ErrUnavailable, or what is wrong with cfg.
 func Open(ctx context.Context, cfg Config, opts ...Option) (*Store, error) {
@@ -194,6 +209,9 @@ func (s *Store) micros() int64 { return s.now().UnixMicro() }
 var refusing = []string{"LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "OOM", "MISCONF", "BUSY",
 	"NOREPLICAS", "UNKILLABLE", "ERR max number of clients"}
 
+// noSpace is in the refusals of a Redis that could not append for want of space.
+const noSpace = "No space left on device"
+
 // unavailable adds ErrUnavailable to an error of the connection, and to one by which Redis says that it cannot serve.
 func unavailable(err error) error {
 	if err == nil {
@@ -205,6 +223,9 @@ func unavailable(err error) error {
 	}
 	for _, r := range refusing {
 		if redis.HasErrorPrefix(err, r) || strings.Contains(err.Error(), r+" ") {
+			if strings.Contains(err.Error(), noSpace) {
+				err = fmt.Errorf("%w: %w", ErrStorageFull, err)
+			}
 			return fmt.Errorf("%w: %w%s", ErrUnavailable, err, remedy(err))
 		}
 	}
@@ -214,7 +235,7 @@ func unavailable(err error) error {
 // remedy is what operators can do about Redis's refusal to serve; empty: nothing is known.
 func remedy(err error) string {
 	switch text := err.Error(); {
-	case strings.Contains(text, "No space left on device"):
+	case strings.Contains(text, noSpace):
 		return "; free space on the disk of Redis's data: the file system of EPHEMERAL_DATA_DIR, unless EPHEMERAL_REDIS_URL is set"
 	case strings.Contains(text, "OOM "):
 		return "; raise maxmemory of Redis"

@@ -236,4 +236,6 @@ var (
 	ErrState = errors.New("transition not allowed in this state")
 	// ErrUnavailable: Redis did not answer; nothing may be assumed about the effect, every call may be repeated.
 	ErrUnavailable = errors.New("store unavailable")
+	// ErrStorageFull: the disk of Redis's data is full; comes with ErrUnavailable.
+	ErrStorageFull = errors.New("no room on the disk of the store")
 )

@@ -35,6 +35,7 @@ type Store struct {
 
 	unanswered unanswered
 	onEnded    func(Run, []Event) // see WithEnded
+	room       func() error       // see WithRoom
 }
 
 // Admission is one accepted request on its way into the queue.

@@ -21,7 +21,7 @@ var takeScript, renewScript, requeueScript = loadScript("take"), loadLax("renew"
 
 // Take leases the next run to the node: organisations that have runs waiting and are under their limit take turns, the
 // one that was served longest ago first; inside one the oldest run is first. It blocks until there is work or ctx ends,
-// and is woken by admissions and ends of runs. An error is ctx's or ErrUnavailable; the caller decides when to try again.
+// and is woken by admissions and ends of runs. With no room for runs there is no work (see WithRoom). An error is ctx's or ErrUnavailable; the caller decides when to try again.
 //
 // Script take.lua.
 func (s *Store) Take(ctx context.Context, node string) (*Lease, error) {
@@ -41,7 +41,9 @@ func (s *Store) TakeOf(ctx context.Context, node string, able func() []string) (
 	for {
 		var l *Lease
 		var err error
-		if able == nil {
+		if s.Full() != nil {
+			// What runs already has what room there is.
+		} else if able == nil {
 			l, err = s.tryTake(ctx, node)
 		} else if images := able(); len(images) > 0 {
 			l, err = s.tryTake(ctx, node, images...)

@@ -14,13 +14,12 @@ import (
 	"github.com/ephemeral-run/ephemeral/run/redisserver"
 )
 
-// ownServer is a fixture on a Redis of its own, which the test may hurt. It syncs always: with everysec Redis puts off its
-// writes while a sync is slow, and a killed one may lose what it acknowledged in the last two seconds.
+// ownServer is a fixture on a Redis of its own, with the settings that serve gives it, which the test may hurt.
 func ownServer(t *testing.T) (*fixture, *redisserver.Server) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	own, err := redisserver.Start(ctx, filepath.Join(t.TempDir(), "redis"), redisserver.Options{Fsync: "always", Log: slog.New(slog.DiscardHandler)})
+	own, err := redisserver.Start(ctx, filepath.Join(t.TempDir(), "redis"), redisserver.Options{Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}

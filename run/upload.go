@@ -85,7 +85,7 @@ type UploadWriter struct {
 	size  int64
 }
 
-// BeginUpload begins an upload. Errors: ErrNotFound (no such organisation), an *UploadsFullError, ErrRange, ErrUnavailable.
+// BeginUpload begins an upload. Errors: ErrNotFound (no such organisation), an *UploadsFullError, ErrRange, ErrStorageFull, ErrUnavailable.
 //
 // Script upload.lua.
 func (s *Store) BeginUpload(ctx context.Context, n NewUpload) (*UploadWriter, error) {
@@ -99,6 +99,9 @@ func (s *Store) BeginUpload(ctx context.Context, n NewUpload) (*UploadWriter, er
 		return fail(fmt.Errorf("%d bytes of %d in %d uploads: %w", n.Most, n.MostBytes, n.MostCount, ErrRange))
 	case n.Life < time.Second || n.Life > maxRetentionSeconds*time.Second:
 		return fail(fmt.Errorf("life of %v: %w", n.Life, ErrRange))
+	}
+	if err := s.Full(); err != nil {
+		return fail(err)
 	}
 	u, err := uuid.NewV7FromReader(rand.Reader)
 	if err != nil {
@@ -124,7 +127,7 @@ func (s *Store) BeginUpload(ctx context.Context, n NewUpload) (*UploadWriter, er
 }
 
 // Write adds a piece, best of 256 KiB. Errors: ErrRange (it is larger than announced), ErrNotFound (it paused too long),
-// ErrUnavailable: the same bytes may be written again.
+// ErrStorageFull, ErrUnavailable: the same bytes may be written again.
 //
 // Script uploadput.lua.
 func (w *UploadWriter) Write(ctx context.Context, p []byte) error {
@@ -132,6 +135,9 @@ func (w *UploadWriter) Write(ctx context.Context, p []byte) error {
 		return nil
 	}
 	s, id := w.store, string(w.id)
+	if err := s.Full(); err != nil {
+		return fmt.Errorf("write to upload %s: %w", id, err)
+	}
 	r, err := s.eval(ctx, uploadPutScript, []string{s.keys.upload(id), s.keys.uploadContent(id)},
 		w.size, p, uploadPause.Milliseconds(), s.micros(), id)
 	if err == nil {

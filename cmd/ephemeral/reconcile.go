@@ -87,7 +87,7 @@ func reconcileNode(ctx context.Context, s settings) (done reconciled, err error)
 		return done, fmt.Errorf("settings: %w", err)
 	}
 	defer c.closeTraces()
-	store, err := openStore(ctx, s, c.endsAlone()...)
+	store, err := openStore(ctx, s, c.options()...)
 	if err != nil {
 		return done, err
 	}

@@ -98,6 +98,7 @@ type cell struct {
 	store  *run.Store
 	broker *broker.Broker
 	traces *tracing.Tracer // nil: none are sent
+	room   func() error    // of the private redis-server; nil: there is none
 
 	sealing *connection.Keyring
 }
@@ -144,12 +145,13 @@ func withCell(ctx context.Context, private, machines bool, f func(context.Contex
 		}
 		defer func() { err = errors.Join(err, server.Close()) }()
 		s.Run.RedisURL = server.URL()
+		c.room = server.Full
 	}
 	if c.traces, err = tracing.Open(ctx, s.Tracing, version, c.log); err != nil {
 		return fmt.Errorf("settings: %w", err)
 	}
 	defer c.closeTraces()
-	c.store, err = run.Open(ctx, s.Run, c.endsAlone()...)
+	c.store, err = run.Open(ctx, s.Run, c.options()...)
 	if err != nil {
 		return fmt.Errorf("open the store: %w", err)
 	}
@@ -165,12 +167,15 @@ func withCell(ctx context.Context, private, machines bool, f func(context.Contex
 	return f(ctx, c)
 }
 
-// endsAlone has the store's runs that no node settles traced, where traces are on.
-func (c *cell) endsAlone() []run.Option {
-	if c.traces == nil {
-		return nil
+// options have the store ask the private redis-server for room, and the runs traced that no node settles, where traces are on.
+func (c *cell) options() (o []run.Option) {
+	if c.room != nil {
+		o = append(o, run.WithRoom(c.room))
 	}
-	return []run.Option{run.WithEnded(c.traces.Ended)}
+	if c.traces != nil {
+		o = append(o, run.WithEnded(c.traces.Ended))
+	}
+	return o
 }
 
 // lastTraces is how long the end of a process may wait for a collector.

@@ -11,7 +11,7 @@ import (
 
 // redisConfig is about the private redis-server.
 type redisConfig struct {
-	Fsync string `env:"EPHEMERAL_REDIS_FSYNC" envDefault:"everysec" help:"when the private redis-server syncs to disk: everysec, or always, which loses nothing acknowledged when it is killed or the host crashes"`
+	Fsync string `env:"EPHEMERAL_REDIS_FSYNC" envDefault:"always" help:"when the private redis-server syncs to disk: always, before it answers, or everysec, which can lose what it acknowledged in the last two seconds when it is killed or the host crashes"`
 }
 
 // redisDir is where the private redis-server of this data directory lives.

@@ -48,7 +48,7 @@ type fakeHost struct {
 
 func healthy() *fakeHost {
 	return &fakeHost{
-		redis: run.Persistence{AppendOnly: "yes", Fsync: "everysec", Eviction: "noeviction"},
+		redis: run.Persistence{AppendOnly: "yes", Fsync: "always", Eviction: "noeviction"},
 		files: map[string]string{
 			"/sys/fs/cgroup/cgroup.controllers": "cpuset cpu io memory hugetlb pids rdma misc\n",
 			"/proc/meminfo":                     "MemTotal:       24684084 kB\nMemAvailable:   20971520 kB\n",
@@ -197,7 +197,8 @@ func TestBrokenHost(t *testing.T) {
 		{"no redis", func(h *fakeHost, _ *Config) { delete(h.output, "redis-server") }, "redis-server", Fail, "private Redis", "redis-server", nil},
 		{"redis evicts", func(h *fakeHost, c *Config) { c.RedisURL = "redis://r"; h.redis.Eviction = "allkeys-lru" }, "redis-persistence", Fail, "allkeys-lru", "noeviction", nil},
 		{"redis without a file", func(h *fakeHost, c *Config) { c.RedisURL = "redis://r"; h.redis.AppendOnly = "no" }, "redis-persistence", Fail, "loses runs", "appendonly yes", nil},
-		{"redis that does not sync", func(h *fakeHost, c *Config) { c.RedisURL = "redis://r"; h.redis.Fsync = "no" }, "redis-persistence", Warn, "half a minute", "everysec", nil},
+		{"redis that does not sync", func(h *fakeHost, c *Config) { c.RedisURL = "redis://r"; h.redis.Fsync = "no" }, "redis-persistence", Warn, "half a minute", "appendfsync always", nil},
+		{"redis that syncs every second", func(h *fakeHost, c *Config) { c.RedisURL = "redis://r"; h.redis.Fsync = "everysec" }, "redis-persistence", Warn, "two seconds", "appendfsync always", nil},
 		{"redis that tells nothing", func(h *fakeHost, c *Config) { c.RedisURL = "redis://r"; h.redis = run.Persistence{} }, "redis-persistence", Warn, "does not tell", "noeviction", nil},
 		{"redis away", func(h *fakeHost, c *Config) { c.RedisURL = "redis://r"; h.redisErr = run.ErrUnavailable }, "redis-persistence", Fail, "unavailable", "EPHEMERAL_REDIS_URL", nil},
 		{"no redis, but another", func(h *fakeHost, c *Config) { delete(h.output, "redis-server"); c.RedisURL = "redis://r" }, "redis-server", Warn, "not needed", "redis-server", nil},

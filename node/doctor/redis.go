@@ -18,11 +18,11 @@ func checkPersistence(ctx context.Context, c *Config) Check {
 	case p.AppendOnly == "no":
 		return fail("set appendonly yes", "Redis keeps no append-only file: a restart loses runs and money that were acknowledged")
 	case p.Fsync == "no":
-		return warn("set appendfsync everysec, or always", "Redis leaves syncing to the kernel: a crash of its host loses up to half a minute")
+		return warn("set appendfsync always, or at least everysec", "Redis leaves syncing to the kernel: a crash of its host loses up to half a minute")
 	case p.AppendOnly == "" || p.Eviction == "":
 		return warn("ask whoever runs it for appendonly yes and maxmemory-policy noeviction", "Redis does not tell its settings")
 	case p.Fsync == "always":
 		return ok("appends to a file that is synced at each write, and never evicts")
 	}
-	return ok("appends to a file that is synced every second, and never evicts")
+	return warn("set appendfsync always", "Redis syncs every second: when it is killed or its host crashes, up to the last two seconds of what was acknowledged can be lost")
 }

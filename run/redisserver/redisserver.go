@@ -40,7 +40,7 @@ const (
 // Options are the choices a caller may make; the zero value is good.
 type Options struct {
 	Binary string       // path or name of redis-server; empty: looked up in PATH
-	Fsync  string       // appendfsync: "everysec" (default), "always" or "no"
+	Fsync  string       // appendfsync: "always" (default: nothing acknowledged is ever lost), "everysec" or "no"
 	Log    *slog.Logger // where the server's own log goes; nil: slog.Default()
 }
 
@@ -53,6 +53,7 @@ type Server struct {
 	conf   string
 	log    *slog.Logger
 	lock   *os.File
+	room   room
 
 	pid     atomic.Int64
 	starts  atomic.Int64
@@ -70,7 +71,7 @@ func Start(ctx context.Context, dir string, o Options) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w (%v)", ErrMissing, err)
 	}
-	fsync := cmp.Or(o.Fsync, "everysec")
+	fsync := cmp.Or(o.Fsync, "always")
 	switch fsync {
 	case "everysec", "always", "no":
 	default:
@@ -97,6 +98,7 @@ func Start(ctx context.Context, dir string, o Options) (*Server, error) {
 		return nil, errors.Join(err, s.lock.Close())
 	}
 	s.conf = config(dir, s.socket, fsync)
+	s.room = room{dir: dir, log: s.log, set: s.refuse}
 	run, cancel := context.WithCancel(context.Background())
 	s.cancel = cancel
 	go s.supervise(run)
@@ -126,6 +128,10 @@ func (s *Server) PID() int { return int(s.pid.Load()) }
 
 // Starts counts how often the server was started: 1 unless it died.
 func (s *Server) Starts() int { return int(s.starts.Load()) }
+
+// Full is nil while the disk of the server's data has room, and an ErrDiskFull otherwise. Then nothing should be begun that adds
+// data; what is under way may go on, in what was set aside for it. With half of that used up the server refuses changes.
+func (s *Server) Full() error { return s.room.Full() }
 
 // Close ends the server gracefully, so that everything it acknowledged is on the disk, and by force when it does not
 // end in time. It may be called again.
@@ -239,6 +245,9 @@ func (s *Server) supervise(ctx context.Context) {
 		if time.Since(began) > healthyRun {
 			backoff = minBackoff
 		}
+		if full := s.room.Full(); full != nil {
+			err = fmt.Errorf("%w; %w", full, err)
+		}
 		s.log.Error("redis-server ended; starting it again", "dir", s.dir, "error", err, "in", backoff)
 		select {
 		case <-ctx.Done():
@@ -254,10 +263,11 @@ func (s *Server) runOnce(ctx context.Context, first bool) error {
 	if err := removeUnfinished(s.dir); err != nil {
 		return err
 	}
+	s.room.newLife()
 	cmd := exec.CommandContext(ctx, s.binary, "-")
 	cmd.Dir = s.dir
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
-	cmd.Stdin = strings.NewReader(s.conf)
+	cmd.Stdin = strings.NewReader(s.conf + replicasWanted(s.room.refusing) + "\n")
 	cmd.ExtraFiles = []*os.File{s.lock}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
@@ -280,8 +290,13 @@ func (s *Server) runOnce(ctx context.Context, first bool) error {
 	}
 	last := make(chan string, 1)
 	go func() { last <- s.relay(out) }()
+	looking, stop := context.WithCancel(ctx)
+	kept := make(chan struct{})
+	go func() { defer close(kept); s.room.keep(looking) }()
 	err = cmd.Wait()
 	s.pid.Store(0)
+	stop()
+	<-kept
 	words := ""
 	select {
 	case words = <-last:
@@ -350,14 +365,11 @@ func (s *Server) waitAnswer(ctx context.Context) error {
 
 // ping asks the server once whether it serves: while it still loads its data it answers, but not PONG.
 func (s *Server) ping(ctx context.Context) error {
-	conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "unix", s.socket)
+	conn, err := s.dial(ctx)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(time.Second)); err != nil {
-		return err
-	}
 	if _, err := io.WriteString(conn, "PING\r\n"); err != nil {
 		return err
 	}
@@ -369,4 +381,16 @@ func (s *Server) ping(ctx context.Context) error {
 		return fmt.Errorf("answer %.80q", answer)
 	}
 	return nil
+}
+
+// dial connects to the server, for one question and its answer within a second.
+func (s *Server) dial(ctx context.Context) (net.Conn, error) {
+	conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "unix", s.socket)
+	if err != nil {
+		return nil, err
+	}
+	if err := conn.SetDeadline(time.Now().Add(time.Second)); err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	return conn, nil
 }

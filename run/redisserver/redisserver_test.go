@@ -47,6 +47,14 @@ func client(t *testing.T, s *Server) *redis.Client {
 	return c
 }
 
+// once is a client that asks once: what is refused is not asked again.
+func once(t *testing.T, s *Server) *redis.Client {
+	t.Helper()
+	c := redis.NewClient(&redis.Options{Network: "unix", Addr: s.Addr(), MaxRetries: -1})
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
 // eventually waits until f is true.
 func eventually(t *testing.T, what string, f func() bool) {
 	t.Helper()
@@ -59,7 +67,8 @@ func eventually(t *testing.T, what string, f func() bool) {
 
 func TestUnfinishedSnapshotsAreRemoved(t *testing.T) {
 	dir := t.TempDir()
-	c := client(t, start(t, dir))
+	s := start(t, dir)
+	c := client(t, s)
 	if err := c.Set(t.Context(), "a", "1", 0).Err(); err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +78,7 @@ func TestUnfinishedSnapshotsAreRemoved(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := c.Do(t.Context(), "SHUTDOWN", "NOW").Err(); err == nil {
+	if err := once(t, s).Do(t.Context(), "SHUTDOWN", "NOW").Err(); err == nil {
 		t.Fatal("the server answered its own end")
 	}
 	eventually(t, "the server runs again", func() bool { return c.Get(t.Context(), "a").Val() == "1" })

@@ -183,11 +183,11 @@ func (a *ailing) checkRefused(t *testing.T) {
 		return status == 503 && len(header["Retry-After"]) == 1
 	})
 	t.Logf("refused with %d: %v", status, answer)
-	if answer["code"] != "unavailable" || !strings.Contains(fmt.Sprint(answer["remediation"]), "Idempotency-Key") {
+	if answer["code"] != "storage_full" || !strings.Contains(fmt.Sprint(answer["remediation"]), "Idempotency-Key") {
 		t.Errorf("refused with %v", answer)
 	}
 	eventually(t, 20*time.Second, "operators are told why", func() bool {
-		return strings.Contains(a.cmd.Stderr.(*locked).String(), "free space on the disk of Redis's data: the file system of EPHEMERAL_DATA_DIR")
+		return strings.Contains(a.cmd.Stderr.(*locked).String(), "no run is accepted or started until there is room")
 	})
 }
 
