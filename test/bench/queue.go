@@ -33,9 +33,9 @@ func queueRows(ctx context.Context, _ options, _ string) ([]row, error) {
 		return nil, err
 	}
 	rows = append(rows, row{Name: "run.memory", Value: bytes, Unit: "bytes", Samples: 2000, P95: bytes})
-	for _, fsync := range []string{"everysec", "always"} {
+	for _, fsync := range []string{"always", "everysec"} {
 		r := row{Name: "queue.wake.p99", Unit: "ms", Samples: 2000, most: 5}
-		if fsync != "everysec" {
+		if fsync != "always" {
 			r.Name += "." + fsync
 		}
 		for quantile, into := range map[string]*float64{"p99-ms": &r.Value, "p95-ms": &r.P95} {

@@ -33,7 +33,7 @@ const (
 func streams(ctx context.Context, o options, data string) (rows []row, err error) {
 	ctx, cancel := context.WithTimeout(ctx, sseDeadline)
 	defer cancel()
-	c, err := openCell(ctx, o, filepath.Join(data, "cell-sse"), "everysec")
+	c, err := openCell(ctx, o, filepath.Join(data, "cell-sse"), "always")
 	if err != nil {
 		return nil, fmt.Errorf("event streams: %w", err)
 	}
