@@ -20,7 +20,16 @@ import (
 
 // TestParallelStreams compares 200 streams at once, of four runs, with direct ones: every byte is the same.
 func TestParallelStreams(t *testing.T) {
-	double := openaitest.NewFunc(t, testKey, func(_ int, r *openaitest.Request) openaitest.Answer {
+	const together = 100 // of 200 that may be
+	enough := make(chan struct{})
+	double := openaitest.NewFunc(t, testKey, func(n int, r *openaitest.Request) openaitest.Answer {
+		if n == together-1 {
+			close(enough)
+		}
+		select {
+		case <-enough: // no answer ends before so many are asked for
+		case <-time.After(30 * time.Second):
+		}
 		said := r.Messages[0].Text()
 		return openaitest.Answer{Text: strings.Repeat(said+" äöü 😀 ", 20), ToolCalls: []openaitest.ToolCall{openaitest.Shell("a", "echo "+said)},
 			Usage: &openaitest.Usage{Prompt: 50, Completion: 200}, Piece: 7, Pause: time.Millisecond}
@@ -40,7 +49,7 @@ func TestParallelStreams(t *testing.T) {
 		wg.Go(func() { got[i] = sessions[i%4].post(t.Context(), body("openai/double", i)) })
 	}
 	wg.Wait()
-	if n := double.MostAtOnce(); n < 100 {
+	if n := double.MostAtOnce(); n < together {
 		t.Errorf("only %d streams at once", n)
 	}
 	want := make([]string, len(got))
