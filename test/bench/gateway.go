@@ -60,6 +60,7 @@ type cell struct {
 	addr    string
 	secret  string
 	number  atomic.Int64 // last number of an idempotency key
+	bare    int          // how often redis-benchmark was called
 }
 
 func openCell(ctx context.Context, o options, dir, fsync string) (c *cell, err error) {

@@ -91,6 +91,21 @@ func anyNumber(words []string, id string) ([]string, error) {
 	return words, nil
 }
 
+// ofRound makes the runs of one call of redis-benchmark others than those of any call before. It draws its numbers from the second
+// and its process id, combined so that two calls can draw the same ones: all of the second's runs would then be there already.
+func ofRound(words []string, n int) []string {
+	mark := fmt.Sprintf("%03x", n%0x1000)
+	words = slices.Clone(words)
+	for i, w := range words {
+		parts := strings.Split(w, random)
+		for j := range len(parts) - 1 {
+			parts[j] = parts[j][:len(parts[j])-len(mark)] + mark
+		}
+		words[i] = strings.Join(parts, random)
+	}
+	return words
+}
+
 // redisBenchmark sends the command with redis-benchmark and returns how many were answered in a second. It counts that
 // each made a run.
 func (c *cell) redisBenchmark(ctx context.Context, command []string) (float64, error) {
@@ -102,6 +117,8 @@ func (c *cell) redisBenchmark(ctx context.Context, command []string) (float64, e
 	if err != nil {
 		return 0, err
 	}
+	c.bare++
+	command = ofRound(command, c.bare)
 	args := append([]string{"-s", c.redis.Addr(), "-c", strconv.Itoa(gatewayConnections), "-n", strconv.Itoa(gatewayRequests),
 		"-r", "2000000000", "--csv"}, command...)
 	out, err := exec.CommandContext(ctx, "redis-benchmark", args...).Output()
