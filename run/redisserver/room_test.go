@@ -69,7 +69,7 @@ func TestFullDisk(t *testing.T) {
 			defer s.Close()
 			c := once(t, s)
 			ctx := t.Context()
-			set := func(key string) error { return c.Set(ctx, key, strings.Repeat("x", 10_000), 0).Err() }
+			set := func(key string) error { return c.Set(ctx, key, strings.Repeat("x", 100_000), 0).Err() }
 			if err := set("before"); err != nil || s.Full() != nil {
 				t.Fatal(err, s.Full())
 			}
@@ -79,7 +79,7 @@ func TestFullDisk(t *testing.T) {
 			if !strings.Contains(s.Full().Error(), disk) {
 				t.Errorf("the error does not name the directory: %v", s.Full())
 			}
-			for range 50 { // what was set aside is for these
+			for range 20 { // what was set aside is for these
 				if err := set("under way"); err != nil {
 					t.Fatal(err)
 				}
@@ -88,7 +88,7 @@ func TestFullDisk(t *testing.T) {
 			if !strings.HasPrefix(err.Error(), "NOREPLICAS") {
 				t.Fatal(err)
 			}
-			if got := c.StrLen(ctx, "under way").Val(); got != 10_000 {
+			if got := c.StrLen(ctx, "under way").Val(); got != 100_000 {
 				t.Errorf("read %d bytes", got)
 			}
 			if s.Starts() != 1 {
