@@ -113,7 +113,7 @@ func (r *remains) links(namespace string) error {
 		return err
 	}
 	defer inside.Close()
-	all, err := inside.LinkList()
+	all, err := network.Whole(inside.LinkList)
 	if err != nil {
 		return err
 	}

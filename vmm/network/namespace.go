@@ -109,7 +109,7 @@ func (n *Network) harden() error {
 	if err := netlink.LinkSetDown(lo); err != nil {
 		return fmt.Errorf("take loopback down: %w", err)
 	}
-	addresses, err := netlink.AddrList(lo, netlink.FAMILY_ALL)
+	addresses, err := Whole(func() ([]netlink.Addr, error) { return netlink.AddrList(lo, netlink.FAMILY_ALL) })
 	if err != nil {
 		return fmt.Errorf("list addresses: %w", err)
 	}

@@ -155,7 +155,7 @@ func (n *Network) shut() error {
 
 // removeLinks deletes all links of the current namespace but the loopback device and those to keep.
 func removeLinks(keep func(name string) bool) (removed int, err error) {
-	links, err := netlink.LinkList()
+	links, err := Whole(netlink.LinkList)
 	if err != nil {
 		return 0, fmt.Errorf("list links: %w", err)
 	}

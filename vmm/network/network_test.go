@@ -72,7 +72,7 @@ func TestNamespace(t *testing.T) {
 		t.Errorf("taps (-want +got):\n%s", diff)
 	}
 	err := n.Do(func() error {
-		links, err := netlink.LinkList()
+		links, err := Whole(netlink.LinkList)
 		if err != nil {
 			return err
 		}
@@ -82,11 +82,11 @@ func TestNamespace(t *testing.T) {
 		for _, l := range links {
 			checkLink(t, l, tap)
 		}
-		routes, err := netlink.RouteList(nil, netlink.FAMILY_ALL)
+		routes, err := Whole(func() ([]netlink.Route, error) { return netlink.RouteList(nil, netlink.FAMILY_ALL) })
 		if err == nil && len(routes) != 0 {
 			t.Errorf("routes %v", routes)
 		}
-		addresses, err2 := netlink.AddrList(nil, netlink.FAMILY_ALL)
+		addresses, err2 := Whole(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
 		if err2 == nil && len(addresses) != 0 {
 			t.Errorf("addresses %v", addresses)
 		}

@@ -177,7 +177,7 @@ func links(node string, live func(id string) bool) (namespaces, taps int, err er
 		return 1, 0, fmt.Errorf("enter network namespace: %w", err)
 	}
 	defer inside.Close()
-	all, err := inside.LinkList()
+	all, err := network.Whole(inside.LinkList)
 	if err != nil {
 		return 1, 0, fmt.Errorf("list interfaces: %w", err)
 	}
