@@ -27,6 +27,12 @@ var (
 // more of them.
 const circuitPause = time.Second
 
+// maxTakes is how often a run is taken that has not started because its machine failed: then it fails too.
+const maxTakes = 3
+
+// machineFaults are the codes of what a machine failed by before anything of the run was in it.
+var machineFaults = map[string]bool{"machine_lost": true, "prepare_failed": true, "agent_lost": true}
+
 // Pool gives ready machines; see vmm/pool.
 type Pool interface {
 	// Claim waits for a ready machine of the image until ctx ends. *ImageError: there will be none.
@@ -87,7 +93,7 @@ type execution struct {
 	guest   *guest.Client
 	claimed time.Time // when it got its machine
 	ready   time.Time // when the machine was confirmed
-	again   bool      // the run goes back to the queue: it has not started, and what failed is not the run's
+	again   bool      // the run goes back to the queue: it has not started, and what failed is not its fault
 
 	usage  usage
 	result *run.Result
@@ -150,8 +156,9 @@ func (x *execution) carryOut(ctx context.Context) run.Outcome {
 		err := s.do(ctx)
 		x.line.stage(s.name)
 		if err != nil {
-			x.again = x.ready.IsZero() && giveBack(ctx, err)
-			return x.failed(ctx, fmt.Errorf("%s: %w", s.name, err))
+			o := x.failed(ctx, fmt.Errorf("%s: %w", s.name, err))
+			x.again = x.ready.IsZero() && (giveBack(ctx, err) || x.lease.Token < maxTakes && o.Error != nil && machineFaults[o.Error.Code])
+			return o
 		}
 	}
 	return run.Outcome{State: run.Succeeded}
@@ -159,11 +166,15 @@ func (x *execution) carryOut(ctx context.Context) run.Outcome {
 
 // begins tells those who debug that a step of the run begins.
 func (x *execution) begins(step string) {
-	machine := ""
-	if x.machine != nil {
-		machine = x.machine.ID()
+	x.Log.Debug("step", "run", x.lease.Run, "step", step, "machine", x.machineID())
+}
+
+// machineID is empty while the run has no machine.
+func (x *execution) machineID() string {
+	if x.machine == nil {
+		return ""
 	}
-	x.Log.Debug("step", "run", x.lease.Run, "step", step, "machine", machine)
+	return x.machine.ID()
 }
 
 // giveBack tells whether a run that has not started may be tried again: the node stops, the store did not answer, or no machine
@@ -199,7 +210,7 @@ func (x *execution) claim(ctx context.Context) error {
 	x.owned.Go(func() {
 		select {
 		case <-m.Done():
-			x.end(errMachineLost)
+			x.end(lost(m))
 		case <-ctx.Done():
 		}
 	})

@@ -27,7 +27,7 @@ const endingTime = 500 * time.Millisecond
 // only its consequence.
 func (x *execution) failed(ctx context.Context, err error) run.Outcome {
 	if x.machine != nil && context.Cause(ctx) == nil {
-		err = explain(err, x.machine.Done())
+		err = explain(err, x.machine)
 	}
 	if cause := context.Cause(ctx); cause != nil {
 		err = cause
@@ -46,7 +46,11 @@ func (x *execution) failed(ctx context.Context, err error) run.Outcome {
 		return failure(worker.code, worker.detail)
 	case errors.Is(err, errShutdown):
 		return failure("node_lost", "the node was stopped before the run ended")
+	case errors.Is(err, guest.ErrNotPrepared):
+		x.Log.Warn("machine not prepared", "run", x.lease.Run, "machine", x.machineID(), "error", err)
+		return failure("prepare_failed", "the machine did not confirm its own randomness and clock, so it was not used")
 	case errors.Is(err, errMachineLost):
+		x.Log.Warn("machine lost", "run", x.lease.Run, "machine", x.machineID(), "error", err)
 		return failure("machine_lost", "the machine ended by itself")
 	case errors.Is(err, run.ErrUpload):
 		x.Log.Warn("upload is gone or damaged", "run", x.lease.Run, "error", err)
@@ -54,8 +58,6 @@ func (x *execution) failed(ctx context.Context, err error) run.Outcome {
 	case errors.As(err, new(*guest.RefusedError)) && !x.worked && !x.ready.IsZero():
 		x.Log.Info("file refused by the machine", "run", x.lease.Run, "error", err)
 		return failure("files_failed", "the machine did not take one of the request's files; nothing was charged")
-	case errors.Is(err, guest.ErrNotPrepared):
-		return failure("prepare_failed", "the machine did not confirm its own randomness and clock, so it was not used")
 	case errors.Is(err, errTooManyEvents):
 		return failure("too_many_events", fmt.Sprintf("the run reported more than %d events", maxEvents))
 	case errors.Is(err, guest.ErrLost):
@@ -72,15 +74,29 @@ func (x *execution) failed(ctx context.Context, err error) run.Outcome {
 	}
 }
 
+// ending is a machine as far as its end goes; see vmm.Machine.
+type ending interface {
+	Done() <-chan struct{}
+	Err() error
+}
+
+// lost is errMachineLost with what is known of why a machine has ended.
+func lost(m ending) error {
+	if why := m.Err(); why != nil {
+		return fmt.Errorf("%w: %w", errMachineLost, why)
+	}
+	return errMachineLost
+}
+
 // explain returns errMachineLost for a broken connection whose reason is that the machine ended: whether the host sees the
 // one or the other first is chance.
-func explain(err error, ended <-chan struct{}) error {
+func explain(err error, m ending) error {
 	if !errors.Is(err, guest.ErrLost) && !errors.Is(err, guest.ErrNotPrepared) {
 		return err
 	}
 	select {
-	case <-ended:
-		return errMachineLost
+	case <-m.Done():
+		return lost(m)
 	case <-time.After(endingTime):
 		return err
 	}

@@ -7,7 +7,17 @@ import (
 	"time"
 
 	"github.com/ephemeral-run/ephemeral/node/guest"
+	"github.com/ephemeral-run/ephemeral/vmm"
 )
+
+// ended is a machine that ends, for a reason.
+type ended struct {
+	done chan struct{}
+	why  error
+}
+
+func (e ended) Done() <-chan struct{} { return e.done }
+func (e ended) Err() error            { return e.why }
 
 func TestABrokenConnectionIsExplainedByTheEndOfTheMachine(t *testing.T) {
 	refused := errors.New("refused")
@@ -25,12 +35,16 @@ func TestABrokenConnectionIsExplainedByTheEndOfTheMachine(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			ended := make(chan struct{})
+			m := ended{make(chan struct{}), vmm.ErrPanicked}
 			if c.after > 0 {
-				time.AfterFunc(c.after, func() { close(ended) })
+				time.AfterFunc(c.after, func() { close(m.done) })
 			}
-			if got := explain(c.err, ended); !errors.Is(got, c.want) {
+			got := explain(c.err, m)
+			if !errors.Is(got, c.want) {
 				t.Errorf("explained as %v, want %v", got, c.want)
+			}
+			if lost := c.want == errMachineLost; errors.Is(got, vmm.ErrPanicked) != lost {
+				t.Errorf("explained as %v, which is to tell how the machine ended: %t", got, lost)
 			}
 		})
 	}

@@ -36,19 +36,11 @@ func (c *Clock) Set(ctx context.Context) error {
 	err := c.k.do(ctx, "set clock", func(k *call) error {
 		// A machine that answers at once is set at once. For one that does not, how far it is off is measured first.
 		s, err := k.setClock(ctx, 0)
-		if err == nil && s.off() > MaxClockError {
-			if s, err = k.sampleClock(ctx); err == nil {
-				s, err = k.setClock(ctx, step(s))
-			}
-			if err == nil && s.roundTrip > goodRoundTrip {
-				s, err = k.sampleClock(ctx)
-			}
+		if err == nil {
+			s, err = k.correctClock(ctx, s)
 		}
 		if err != nil {
 			return err
-		}
-		if s.ahead.Abs() > MaxClockError {
-			return fmt.Errorf("%w: clock is %v ahead of the host's", ErrNotPrepared, s.ahead)
 		}
 		c.set, c.off = time.Now(), s.off()
 		return nil

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"math"
 	"net"
 	"strings"
 	"testing"
@@ -21,6 +22,7 @@ type liar struct {
 	clock    time.Duration // ahead of the host's
 	drift    time.Duration // added after Prepare
 	slow     time.Duration // how late it sets its clock, at first
+	mends    bool          // its drift ends when its clock is set: it was the host that measured badly
 	set      int           // how often its clock was set
 	prepare  *proto.PrepareResponse
 	exec     func(proto.Agent_ExecServer) error
@@ -52,6 +54,9 @@ func (l *liar) Prepare(_ context.Context, r *proto.PrepareRequest) (*proto.Prepa
 func (l *liar) SetClock(_ context.Context, r *proto.SetClockRequest) (*proto.SetClockResponse, error) {
 	time.Sleep(l.slow)
 	l.slow = 0
+	if l.mends {
+		l.drift += time.Duration(r.ClockStepNanos)
+	}
 	if l.set++; r.ClockStepNanos != 0 {
 		l.clock += time.Duration(r.ClockStepNanos)
 	} else {
@@ -133,17 +138,36 @@ func TestLyingPrepare(t *testing.T) {
 	}
 }
 
+// TestPrepareOnABusyHost: a clock that was set by a bad measurement is set again, and the machine is not given up for it.
+func TestPrepareOnABusyHost(t *testing.T) {
+	l := &liar{drift: -176 * time.Millisecond, mends: true, prepare: &proto.PrepareResponse{Reseeded: true, Scratch: goodScratch}}
+	p, err := believe(t, l).Prepare(ctx(t), identity)
+	if err != nil || p.ClockError.Abs() > MaxClockError || l.set == 0 {
+		t.Errorf("%+v, %v; set %d times", p, err, l.set)
+	}
+}
+
+// TestAnAbsurdClockIsNotRight: however far off the guest says it is.
+func TestAnAbsurdClockIsNotRight(t *testing.T) {
+	for _, ahead := range []time.Duration{math.MinInt64, math.MaxInt64, math.MaxInt64 - 1} {
+		if s := (sample{ahead: ahead, roundTrip: time.Second}); s.off() <= MaxClockError {
+			t.Errorf("a clock that is %v ahead is off by %v", ahead, s.off())
+		}
+	}
+}
+
 func TestLyingSetClock(t *testing.T) {
 	for name, c := range map[string]struct {
 		liar liar
 		set  int
 		err  error
 	}{
-		"honest": {liar{clock: -time.Hour}, 1, nil},
-		"slow":   {liar{clock: -time.Hour, slow: 150 * time.Millisecond}, 2, nil},
-		"ahead":  {liar{prepared: true, drift: 60 * time.Millisecond}, 2, ErrNotPrepared},
-		"behind": {liar{prepared: true, drift: -60 * time.Millisecond}, 2, ErrNotPrepared},
-		"absurd": {liar{prepared: true, drift: 1 << 62}, 2, ErrNotPrepared},
+		"honest":         {liar{clock: -time.Hour}, 1, nil},
+		"slow":           {liar{clock: -time.Hour, slow: 150 * time.Millisecond}, 2, nil},
+		"ahead":          {liar{prepared: true, drift: 60 * time.Millisecond}, 1 + maxCorrections, ErrNotPrepared},
+		"behind":         {liar{prepared: true, drift: -60 * time.Millisecond}, 1 + maxCorrections, ErrNotPrepared},
+		"absurd":         {liar{prepared: true, drift: 1 << 62}, 1 + maxCorrections, ErrNotPrepared},
+		"absurdly early": {liar{prepared: true, drift: -1 << 63}, 1 + maxCorrections, ErrNotPrepared},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if err := believe(t, &c.liar).SetClock(ctx(t)); !errors.Is(err, c.err) {

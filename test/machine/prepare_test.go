@@ -83,8 +83,8 @@ func testStore(t *testing.T) *run.Store {
 	return store
 }
 
-// TestUnpreparedMachineIsNotUsed: a machine whose agent cannot confirm that it reseeded runs nothing. The run fails and
-// says why, the machine is destroyed, the money is settled.
+// TestUnpreparedMachineIsNotUsed: a machine whose agent cannot confirm that it reseeded runs nothing and is destroyed. The run
+// gets another one; when the third is no better it fails and says why, and the money is settled.
 func TestUnpreparedMachineIsNotUsed(t *testing.T) {
 	t.Parallel()
 	h, store := commonHost(t), testStore(t)
@@ -97,10 +97,11 @@ func TestUnpreparedMachineIsNotUsed(t *testing.T) {
 		name, how string
 		state     run.State
 		code      string
+		machines  int
 	}{
-		{"as it is", "true", run.Succeeded, ""}, // the control
-		{"device away", "rm /dev/urandom && mkdir /dev/urandom", run.Failed, "prepare_failed"},
-		{"device false", "rm /dev/urandom && touch /dev/urandom", run.Failed, "prepare_failed"},
+		{"as it is", "true", run.Succeeded, "", 1}, // the control
+		{"device away", "rm /dev/urandom && mkdir /dev/urandom", run.Failed, "prepare_failed", 3},
+		{"device false", "rm /dev/urandom && touch /dev/urandom", run.Failed, "prepare_failed", 3},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), createLimit)
@@ -111,19 +112,26 @@ func TestUnpreparedMachineIsNotUsed(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			lease, err := store.Take(ctx, "n")
-			if err != nil || lease == nil {
-				t.Fatalf("take: %v, %v", lease, err)
-			}
 			pool := &spoiled{h: h, how: c.how, prepared: c.state == run.Succeeded}
 			runner := &node.Runner{
 				Store: store, Broker: b, Pool: pool, Isolation: string(h.driver.Isolation()), Lease: store.LeaseTime(),
 				Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
 			}
-			runner.Execute(ctx, lease)
-			got, err := store.Get(ctx, "o", admitted.ID)
-			if err != nil {
-				t.Fatal(err)
+			var got run.Run
+			for n := 1; ; n++ {
+				lease, err := store.Take(ctx, "n")
+				if err != nil || lease == nil {
+					t.Fatalf("take: %v, %v", lease, err)
+				}
+				runner.Execute(ctx, lease)
+				if got, err = store.Get(ctx, "o", admitted.ID); err != nil {
+					t.Fatal(err)
+				}
+				if ended := got.State != run.Queued; ended != (n == c.machines) || !ended && got.Money.Charged != 0 {
+					t.Fatalf("with machine %d the run is %s, charged %d", n, got.State, got.Money.Charged)
+				} else if ended {
+					break
+				}
 			}
 			code := ""
 			if got.Error != nil {
