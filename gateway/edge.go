@@ -315,7 +315,19 @@ func (s *Server) observe(k *call, status, size int, end string) {
 	if end != "" {
 		attrs = append(attrs, slog.String("end", end))
 	}
-	s.log.LogAttrs(context.Background(), level, "request", attrs...)
+	s.access(level, attrs)
+}
+
+// access writes the line of a request. Unlike Logger.LogAttrs it does not look up where in the program it is called, which
+// no line shows and which every request would pay for.
+func (s *Server) access(level slog.Level, attrs []slog.Attr) {
+	ctx, h := context.Background(), s.log.Handler()
+	if !h.Enabled(ctx, level) {
+		return
+	}
+	line := slog.NewRecord(time.Now(), level, "request", 0)
+	line.AddAttrs(attrs...)
+	_ = h.Handle(ctx, line) // as Logger does: there is nobody to tell
 }
 
 // shortenPath bounds a path for the log.

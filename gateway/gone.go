@@ -12,7 +12,7 @@ import (
 const statusGone = 499
 
 // goneAfter is how old a request must be for the question whether its client is still there.
-const goneAfter = 10 * time.Millisecond
+const goneAfter = 50 * time.Millisecond
 
 // tcpOf is the TCP connection below nc, nil if there is none.
 func tcpOf(nc net.Conn) *net.TCPConn {

@@ -3,11 +3,12 @@ package gateway
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"fmt"
 	"io"
 	"slices"
 	"strings"
+
+	"github.com/segmentio/encoding/json"
 
 	"github.com/ephemeral-run/ephemeral/run"
 )
@@ -345,7 +346,7 @@ func fingerprint(s run.Spec) (sum, canonical string, err error) {
 			return "", "", err
 		}
 	}
-	b, err := json.Marshal(&s) // fields in declared order, map keys sorted
+	b, err := json.Append(nil, &s, json.EscapeHTML|json.SortMapKeys) // as json.Marshal: fields in declared order
 	if err != nil {
 		return "", "", fmt.Errorf("encode request for fingerprint: %w", err)
 	}
