@@ -148,7 +148,9 @@ func (b *box) boot(ctx context.Context, image images.Image, files string, o Opti
 	return nil
 }
 
-// setup mounts what is carried, with memory over it to write to, and gives devices the modes that udev would.
+// setup mounts what is carried, with memory over it to write to, and gives devices the modes that udev would. It uncovers the
+// kernel's own boot id, which the agent covers in every machine: while a part of /proc is covered, the kernel lets no user
+// namespace have a /proc of its own, as jails do.
 const setup = `
 mkdir -p /run/carry/files /run/carry/over ` + carried + `
 mount -t erofs -o ro /dev/vdb /run/carry/files
@@ -159,6 +161,7 @@ getent group kvm >/dev/null || groupadd --system kvm
 chgrp kvm /dev/kvm
 chmod 660 /dev/kvm
 chmod 666 /dev/net/tun
+umount /proc/sys/kernel/random/boot_id
 echo "Linux $(uname -r), $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo)"
 `
 

@@ -205,7 +205,7 @@ func TestDeviceGroups(t *testing.T) {
 }
 
 // TestUnifiedHierarchy tests what cgroup v2 does for the jail where the host has a unified hierarchy beside v1. Its limits
-// are tested where it is the one in use, by TestLiveVMM.
+// are tested where it is the one in use, by TestLiveVMM: in a box, see test/kvmbox.
 func TestUnifiedHierarchy(t *testing.T) {
 	var mount string
 	var st unix.Statfs_t

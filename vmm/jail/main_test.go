@@ -38,9 +38,12 @@ func TestMain(m *testing.M) {
 // built is the directory of the hostile program, once it was needed.
 var built string
 
-// hostile builds the program that stands in for a taken-over VMM. Static and without race detector, which would want
-// /proc: it has to run in the jail.
+// hostile builds the program that stands in for a taken-over VMM, unless EPHEMERAL_TEST_HOSTILE names it. Static and without
+// race detector, which would want /proc: it has to run in the jail.
 var hostile = sync.OnceValues(func() (string, error) {
+	if path := os.Getenv("EPHEMERAL_TEST_HOSTILE"); path != "" {
+		return path, nil
+	}
 	dir, err := publicDir()
 	if err != nil {
 		return "", err
