@@ -34,7 +34,7 @@ const (
 	closeGrace = 10 * time.Second       // from SIGTERM to SIGKILL
 	minBackoff = 100 * time.Millisecond // between restarts, doubled each time
 	maxBackoff = 5 * time.Second
-	healthyRun = 30 * time.Second // a server that lived this long starts again at minBackoff
+	healthyRun = 3 * time.Second // a server that lived this long starts again at minBackoff: runs pay for compute some seconds ahead only
 )
 
 // Options are the choices a caller may make; the zero value is good.
