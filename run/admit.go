@@ -32,7 +32,7 @@ func (s *Store) Admit(ctx context.Context, a Admission) (r Run, replayed bool, e
 	if err := a.check(); err != nil {
 		return fail(err)
 	}
-	if err := s.Full(); err != nil {
+	if err := s.Full(); err != nil && !s.used(ctx, a) {
 		return fail(err)
 	}
 	kept, whole := a.Spec.split()
@@ -106,6 +106,16 @@ func (s *Store) Admit(ctx context.Context, a Admission) (r Run, replayed bool, e
 		return fail(err)
 	}
 	return waiting(id, a.Org, now, place, shown), false, nil
+}
+
+// used tells whether the idempotency key of the admission is known: then it is answered without any change, for which there
+// need be no room.
+func (s *Store) used(ctx context.Context, a Admission) bool {
+	if a.IdempotencyKey == "" {
+		return false
+	}
+	n, err := s.rdb.Exists(ctx, s.keys.idem(a.Org, a.IdempotencyKey)).Result()
+	return err == nil && n == 1
 }
 
 // waiting is a run that nothing has happened to since it was queued.

@@ -79,7 +79,7 @@ type Option func(*Store)
 // WithClock makes the store take the time from now instead of time.Now. Redis is never asked for the time.
 func WithClock(now func() time.Time) Option { return func(s *Store) { s.now = now } }
 
-// WithRoom makes the store ask room before it admits a run or gives one to a node: while that is not nil, admissions are refused
+// WithRoom makes the store ask room before it admits a run or gives one to a node: while that is not nil, new admissions are refused
 // with ErrStorageFull and what room says, and nodes get no run. Runs that are under way go on.
 func WithRoom(room func() error) Option { return func(s *Store) { s.room = room } }
 
