@@ -86,6 +86,7 @@ type execution struct {
 	line    *timeline
 	ledger  ledger
 	meter   *meter
+	begun   chan error // whether the first slice is paid for, once known
 	end     context.CancelCauseFunc
 	owned   sync.WaitGroup // goroutines that end with the machine
 	machine *provision.Machine
@@ -114,7 +115,7 @@ func (r *Runner) Execute(ctx context.Context, l *run.Lease) {
 	led.spent = &paying.spent
 	x := &execution{
 		Runner: r, stopping: stopping, lease: l, line: newTimeline(r.Store, l), ledger: led, end: end,
-		meter: paying,
+		meter: paying, begun: make(chan error, 1),
 	}
 	x.line.traced = r.Traces.Run()
 	renewing, stop := context.WithCancel(context.WithoutCancel(ctx))
@@ -186,7 +187,7 @@ func giveBack(ctx context.Context, err error) bool {
 	return errors.Is(err, errShutdown) || errors.Is(err, run.ErrUnavailable) || errors.Is(err, pool.ErrCircuitOpen)
 }
 
-// claim gets a ready machine and sets the price of its first slice aside.
+// claim gets a ready machine, and begins to pay for it.
 func (x *execution) claim(ctx context.Context) error {
 	m, err := x.Pool.Claim(ctx, x.lease.Spec.ImageName())
 	if errors.Is(err, pool.ErrCircuitOpen) {
@@ -197,16 +198,8 @@ func (x *execution) claim(ctx context.Context) error {
 	}
 	x.machine, x.claimed, x.up = m, time.Now(), x.starts.begin()
 	x.guest = guest.Connect(m.Dial)
-	start := time.Now()
-	if err := x.meter.begin(ctx); err != nil {
-		return err
-	}
 	x.meter.refused = func(err error) { x.conclude(ctx, err) }
-	x.owned.Go(func() {
-		if err := x.meter.keep(ctx, start); err != nil {
-			x.end(err)
-		}
-	})
+	x.owned.Go(func() { x.pay(ctx, x.claimed) })
 	x.owned.Go(func() {
 		select {
 		case <-m.Done():
@@ -215,6 +208,19 @@ func (x *execution) claim(ctx context.Context) error {
 		}
 	})
 	return nil
+}
+
+// pay pays for the machine from start on, until ctx ends or nothing more can be paid. While the price of its first slice is
+// being set aside the machine wakes: prepare waits for both.
+func (x *execution) pay(ctx context.Context, start time.Time) {
+	err := x.meter.begin(ctx)
+	x.begun <- err
+	if err != nil {
+		return
+	}
+	if err := x.meter.keep(ctx, start); err != nil {
+		x.end(err)
+	}
 }
 
 func (x *execution) resume(ctx context.Context) error { return x.machine.Wake(ctx) }
@@ -233,6 +239,9 @@ func (x *execution) prepare(ctx context.Context) error {
 		return err
 	}
 	x.Pool.Settled(x.machine)
+	if err := <-x.begun; err != nil {
+		return err
+	}
 	x.ready = x.line.now()
 	if err := x.recordStart(ctx); err != nil {
 		return fmt.Errorf("record the start: %w", err)
