@@ -218,6 +218,7 @@ func (x *execution) pay(ctx context.Context, start time.Time) {
 	if err != nil {
 		return
 	}
+	x.starts.wait(ctx) // what is paid ahead is not urgent
 	if err := x.meter.keep(ctx, start); err != nil {
 		x.end(err)
 	}
