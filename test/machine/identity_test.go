@@ -125,7 +125,12 @@ func (h *host) sibling(ctx context.Context, s *sibling, first bool) (err error) 
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, m.Close()) }()
+	defer func() {
+		if err != nil && !errors.Is(err, guest.ErrNotPrepared) {
+			err = errors.Join(err, m.end())
+		}
+		err = errors.Join(err, m.Close())
+	}()
 	if first {
 		if s.before, err = m.observe(ctx, true); err != nil {
 			return fmt.Errorf("before Prepare: %w", err)
@@ -143,6 +148,16 @@ func (h *host) sibling(ctx context.Context, s *sibling, first bool) (err error) 
 	}
 	s.cpu = stats.CPU
 	return check(&s.after, m)
+}
+
+// end says how a machine ended that somebody lost the connection to, or that it did not.
+func (m *machine) end() error {
+	select {
+	case <-m.Done():
+		return fmt.Errorf("the machine has ended: %w", m.Err())
+	case <-time.After(2 * time.Second):
+		return errors.New("the machine lives")
+	}
 }
 
 // limits are what is demanded of machines of the base image.
