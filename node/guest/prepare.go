@@ -43,9 +43,18 @@ var scratchDir = regexp.MustCompile(`^/tmp/ephemeral-run-[A-Za-z0-9]{6}/scratch$
 
 // Prepare makes a restored machine an individual, once. It fails closed: unless the agent confirms that the kernel's
 // randomness was reseeded, and its clock is right, the error is ErrNotPrepared and the machine must not be used.
-func (c *Client) Prepare(ctx context.Context, id Identity) (Prepared, error) {
-	var prepared Prepared
-	err := c.do(ctx, "prepare", func(k *call) error {
+func (c *Client) Prepare(ctx context.Context, id Identity) (prepared Prepared, err error) {
+	k, err := c.open(ctx, "prepare")
+	if err != nil {
+		return Prepared{}, err
+	}
+	defer k.close()
+	return k.prepare(ctx, id)
+}
+
+// prepare is Client.Prepare over this connection.
+func (k *call) prepare(ctx context.Context, id Identity) (prepared Prepared, err error) {
+	err = k.do(ctx, "prepare", func(k *call) error {
 		before, err := k.sampleClock(ctx)
 		if err != nil {
 			return err

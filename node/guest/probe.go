@@ -25,21 +25,21 @@ func Probe(ctx context.Context, m vmm.Machine) error {
 }
 
 // PrepareClone prepares a clone with an identity of its own, before anybody claims it: all that is left then is its clock.
-// That is set here too, so that the memory and the code that it needs are there, over the connection that is kept for it.
+// That is set here too, so that the memory and the code that it needs are there, over the connection that is kept for it. All
+// goes over this one: the machine rests next, and would have the end of another to answer when it wakes.
 func PrepareClone(ctx context.Context, m vmm.Machine) (vmm.Clock, error) {
 	id, err := newIdentity(m.ID())
 	if err != nil {
 		return nil, err
 	}
-	client := Connect(m.Dial)
-	if _, err := client.Prepare(ctx, id); err != nil {
-		return nil, err
-	}
-	clock, err := client.Clock(ctx)
+	clock, err := Connect(m.Dial).Clock(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if err := clock.Set(ctx); err != nil {
+	if _, err = clock.k.prepare(ctx, id); err == nil {
+		err = clock.Set(ctx)
+	}
+	if err != nil {
 		return nil, errors.Join(err, clock.Close())
 	}
 	return clock, nil

@@ -210,10 +210,11 @@ func (s *stage) machine(ctx context.Context, what string, spec vmm.Spec) (vmm.Ma
 
 type fakeMachine struct {
 	vmm.Machine
-	s    *stage
-	id   string
-	once sync.Once
-	done chan struct{}
+	s      *stage
+	id     string
+	once   sync.Once
+	failed error // of Close
+	done   chan struct{}
 }
 
 func (m *fakeMachine) ID() string                          { return m.id }
@@ -232,12 +233,12 @@ func (m *fakeMachine) Snapshot(ctx context.Context, dir string) error {
 }
 
 func (m *fakeMachine) Close() error {
-	err := m.s.do(context.Background(), "close machine")
 	m.once.Do(func() {
+		m.failed = m.s.do(context.Background(), "close machine")
 		m.s.add("machine", -1)
 		close(m.done)
 	})
-	return err
+	return m.failed
 }
 
 // The agent.

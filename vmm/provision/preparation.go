@@ -2,8 +2,8 @@ package provision
 
 import (
 	"context"
-	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/ephemeral-run/ephemeral/vmm"
@@ -15,8 +15,10 @@ const prepareLimit = 30 * time.Second
 // preparation is what goes on beside a machine that is ready: it becomes an individual, so that its user finds that done,
 // and comes to rest.
 type preparation struct {
-	end  context.CancelFunc
-	done chan struct{} // closed when nothing goes on any more
+	machine vmm.Machine
+	end     context.CancelFunc
+	ending  atomic.Bool   // the machine is being closed, and fails for that
+	done    chan struct{} // closed when nothing goes on any more
 
 	mu      sync.Mutex
 	claimed bool      // so that it does not rest
@@ -33,14 +35,14 @@ type preparation struct {
 func (p *Provisioner) prepare(m vmm.Machine, told Observer) *preparation {
 	limit := time.Duration(vmm.Patience() * float64(prepareLimit))
 	ctx, end := context.WithTimeout(context.Background(), limit)
-	r := &preparation{end: end, done: make(chan struct{}), right: make(chan error, 1)}
+	r := &preparation{machine: m, end: end, done: make(chan struct{}), right: make(chan error, 1)}
 	go func() {
 		defer close(r.done)
 		defer end()
 		began := time.Now()
 		clock, err := p.agent.Prepare(ctx, m)
 		if err != nil {
-			r.fail(ctx, m, StepPrepare, err, told)
+			r.fail(StepPrepare, err, told)
 			return
 		}
 		r.mu.Lock()
@@ -50,7 +52,7 @@ func (p *Provisioner) prepare(m vmm.Machine, told Observer) *preparation {
 		if p.rest == RestPaused {
 			began = time.Now()
 			if err := r.pause(ctx, m); err != nil {
-				r.fail(ctx, m, StepRest, err, told)
+				r.fail(StepRest, err, told)
 				return
 			}
 			steps = append(steps, Step{StepRest, time.Since(began)})
@@ -73,15 +75,15 @@ func (r *preparation) pause(ctx context.Context, m vmm.Machine) error {
 }
 
 // fail ends the machine, which tells whoever keeps it that it is of no use. Why is told, unless the machine was closed anyway.
-func (r *preparation) fail(ctx context.Context, m vmm.Machine, step string, err error, told Observer) {
-	failed := &CreateError{ID: m.ID(), Step: step, Err: err}
-	if !errors.Is(ctx.Err(), context.Canceled) {
+func (r *preparation) fail(step string, err error, told Observer) {
+	failed := &CreateError{ID: r.machine.ID(), Step: step, Err: err}
+	if !r.ending.Load() {
 		told.CreateFailed(step, failed)
 	}
 	r.mu.Lock()
 	r.err = failed
 	r.mu.Unlock()
-	_ = m.Close() // Machine.Close closes it again, and tells
+	_ = r.machine.Close() // Machine.Close closes it again, and tells
 }
 
 // claim ends the rest: it waits for what goes on, since a guest does one thing at a time, and tells whether the machine is
@@ -124,8 +126,11 @@ func (r *preparation) confirmed(ctx context.Context) error {
 	}
 }
 
-// stop ends the preparation and whatever came after it, and waits for the end.
+// stop ends the preparation and whatever came after it, and waits for the end. The machine goes first: a connection that is
+// closed while it lives, and is not answered any more, would be remembered for as long as an answer may take.
 func (r *preparation) stop() (err error) {
+	r.ending.Store(true)
+	_ = r.machine.Close() // it is closed again, and then tells
 	r.end()
 	<-r.done
 	r.mu.Lock()
