@@ -109,7 +109,7 @@ func TestMissingPrograms(t *testing.T) {
 // bytes. It takes minutes and a Debian mirror; EPHEMERAL_TEST_IMAGE_BUILD asks for it.
 func TestBuildDebian(t *testing.T) {
 	if os.Getenv("EPHEMERAL_TEST_IMAGE_BUILD") == "" {
-		t.Skip("EPHEMERAL_TEST_IMAGE_BUILD is not set; make image builds the same")
+		t.Skip("EPHEMERAL_TEST_IMAGE_BUILD is not set: make chaos does; make image builds the same")
 	}
 	recipe, err := parseRecipe("rep", []byte(`
 packages: [bc, python3-yaml]

@@ -158,7 +158,7 @@ func (x *execution) carryOut(ctx context.Context) run.Outcome {
 		x.line.stage(s.name)
 		if err != nil {
 			o := x.failed(ctx, fmt.Errorf("%s: %w", s.name, err))
-			x.again = x.ready.IsZero() && (giveBack(ctx, err) || x.lease.Token < maxTakes && o.Error != nil && machineFaults[o.Error.Code])
+			x.again = x.ready.IsZero() && (giveBack(ctx, err) || x.machineFailed(o))
 			return o
 		}
 	}
@@ -185,6 +185,11 @@ func giveBack(ctx context.Context, err error) bool {
 		err = cause
 	}
 	return errors.Is(err, errShutdown) || errors.Is(err, run.ErrUnavailable) || errors.Is(err, pool.ErrCircuitOpen)
+}
+
+// machineFailed tells whether a run that has not started ends so for its machine alone, and may have another one.
+func (x *execution) machineFailed(o run.Outcome) bool {
+	return o.Error != nil && machineFaults[o.Error.Code] && x.lease.Token < maxTakes
 }
 
 // claim gets a ready machine, and begins to pay for it.

@@ -34,7 +34,7 @@ const (
 	closeGrace = 10 * time.Second       // from SIGTERM to SIGKILL
 	minBackoff = 100 * time.Millisecond // between restarts, doubled each time
 	maxBackoff = 5 * time.Second
-	healthyRun = 3 * time.Second // a server that lived this long starts again at minBackoff: runs pay for compute some seconds ahead only
+	healthyRun = 3 * time.Second // after a server that lived this long it is minBackoff again: runs pay for compute some seconds ahead only
 )
 
 // Options are the choices a caller may make; the zero value is good.
@@ -233,7 +233,7 @@ func (s *Server) supervise(ctx context.Context) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	defer close(s.done)
-	backoff := minBackoff
+	var wait time.Duration
 	for first := true; ; first = false {
 		began := time.Now()
 		err := s.runOnce(ctx, first)
@@ -244,20 +244,25 @@ func (s *Server) supervise(ctx context.Context) {
 			s.ready <- err
 			return
 		}
-		if time.Since(began) > healthyRun {
-			backoff = minBackoff
-		}
+		wait = backoff(wait, time.Since(began))
 		if full := s.room.Full(); full != nil {
 			err = fmt.Errorf("%w; %w", full, err)
 		}
-		s.log.Error("redis-server ended; starting it again", "dir", s.dir, "error", err, "in", backoff)
+		s.log.Error("redis-server ended; starting it again", "dir", s.dir, "error", err, "in", wait)
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(backoff):
+		case <-time.After(wait):
 		}
-		backoff = min(2*backoff, maxBackoff)
 	}
+}
+
+// backoff is how long to wait before the next start, after a server that lived so long and was started after the last wait.
+func backoff(last, lived time.Duration) time.Duration {
+	if lived > healthyRun {
+		return minBackoff
+	}
+	return min(max(2*last, minBackoff), maxBackoff)
 }
 
 // runOnce starts the server and returns when it has ended. When ctx ends it asks the server to end.

@@ -4,15 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -225,43 +222,20 @@ func TestServerDiesWithItsProcess(t *testing.T) {
 	start(t, dir)
 }
 
-// TestServersThatServedStartAtOnce: the wait before a start grows while servers die soon, and is short again after one that
-// served for some seconds.
-func TestServersThatServedStartAtOnce(t *testing.T) {
-	var mu sync.Mutex
-	var waits []time.Duration
-	o := quiet
-	o.Log = slog.New(slog.NewTextHandler(io.Discard, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
-		if a.Key == "in" {
-			mu.Lock()
-			waits = append(waits, a.Value.Duration())
-			mu.Unlock()
+// TestBackoff: the wait before a start grows while servers die soon, and is short again after one that served for some seconds.
+func TestBackoff(t *testing.T) {
+	var wait time.Duration
+	for i, c := range []struct{ lived, want time.Duration }{
+		{0, minBackoff}, {time.Second, 2 * minBackoff}, {healthyRun, 4 * minBackoff}, {healthyRun + 1, minBackoff}, {0, 2 * minBackoff},
+	} {
+		if wait = backoff(wait, c.lived); wait != c.want {
+			t.Errorf("death %d, after %v: waits %v, want %v", i+1, c.lived, wait, c.want)
 		}
-		return a
-	}}))
-	s, err := Start(t.Context(), t.TempDir(), o)
-	if err != nil {
-		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = s.Close() })
-	c := client(t, s)
-	began := time.Now()
-	for n := range 3 {
-		if n == 2 {
-			if time.Since(began) > healthyRun {
-				t.Skip("the host is too busy for servers that die soon")
-			}
-			time.Sleep(healthyRun)
-		}
-		pid := s.PID()
-		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
-		eventually(t, "the server runs again", func() bool { return s.PID() != 0 && s.PID() != pid && c.Ping(t.Context()).Err() == nil })
+	for range 100 {
+		wait = backoff(wait, 0)
 	}
-	mu.Lock()
-	defer mu.Unlock()
-	if want := []time.Duration{minBackoff, 2 * minBackoff, minBackoff}; !slices.Equal(waits, want) {
-		t.Errorf("waits before starts: %v, want %v", waits, want)
+	if wait != maxBackoff {
+		t.Errorf("after many: waits %v, want %v", wait, maxBackoff)
 	}
 }

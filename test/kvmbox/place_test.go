@@ -71,10 +71,16 @@ func imageDir(t testing.TB) string {
 // open gives a place that ends with the test.
 func open(t *testing.T, carry map[string]string) Place {
 	t.Helper()
+	return openAny(t, carry, false)
+}
+
+// openAny is open, and takes a box in any case if told.
+func openAny(t *testing.T, carry map[string]string, boxed bool) Place {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	place, err := Open(ctx, Options{
-		Dir: boxes(t), Root: checkout(t), Carry: carry, Progress: func(line string) { t.Log(line) },
+		Dir: boxes(t), Root: checkout(t), Carry: carry, Box: boxed, Progress: func(line string) { t.Log(line) },
 	})
 	if err != nil {
 		t.Fatal(err)

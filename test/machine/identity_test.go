@@ -154,7 +154,7 @@ func (h *host) sibling(ctx context.Context, s *sibling, first bool) (err error) 
 func (m *machine) end() error {
 	select {
 	case <-m.Done():
-		return fmt.Errorf("the machine has ended: %w", m.Err())
+		return fmt.Errorf("the machine has ended: %v", m.Err()) // nil: it was powered off
 	case <-time.After(2 * time.Second):
 		return errors.New("the machine lives")
 	}
