@@ -115,6 +115,11 @@ func meaning(ctx context.Context, g *guard, err error) error {
 	if s, ok := status.FromError(err); ok && s.Code() != codes.OK {
 		return &RefusedError{Code: s.Code(), Detail: clip(s.Message(), maxDetail)}
 	}
+	if line, ok := g.Conn.(interface{ SessionReason() error }); ok {
+		if why := line.SessionReason(); why != nil {
+			return fmt.Errorf("%w: %w: the machine's line ended: %v", ErrLost, err, why)
+		}
+	}
 	return fmt.Errorf("%w: %w", ErrLost, err)
 }
 

@@ -484,6 +484,9 @@ func TestBrokenStreamIsLost(t *testing.T) {
 	if !errors.Is(err, ErrLost) || exit.Outcome != "" {
 		t.Errorf("got %+v, %v", exit, err)
 	}
+	if want := "line ended: EOF"; err != nil && !strings.Contains(err.Error(), want) {
+		t.Errorf("%q does not say why: %s", err, want)
+	}
 	if _, err := m.Exec(ctx(t), Command{Args: []string{"true"}}, nil, nil); !errors.Is(err, ErrLost) {
 		t.Errorf("dial of a dead machine: %v", err)
 	}

@@ -59,6 +59,8 @@ type Session struct {
 	slots   chan struct{} // one token a connection opened by Dial
 	opening chan struct{} // one token while a stream is being opened
 	wg      sync.WaitGroup
+	over    chan struct{} // closed when reason says why the session has ended
+	reason  error
 
 	mu        sync.Mutex
 	listeners map[uint32]*listener
@@ -82,7 +84,10 @@ func start(line io.ReadWriteCloser, host bool, ports []uint32) (*Session, error)
 	if err != nil {
 		return nil, fmt.Errorf("start session: %w", err)
 	}
-	s := &Session{yamux: inner, slots: make(chan struct{}, maxOutgoing), opening: make(chan struct{}, 1), listeners: make(map[uint32]*listener)}
+	s := &Session{
+		yamux: inner, slots: make(chan struct{}, maxOutgoing), opening: make(chan struct{}, 1),
+		over: make(chan struct{}), listeners: make(map[uint32]*listener),
+	}
 	for _, port := range ports {
 		s.listeners[port] = s.newListener(port)
 	}
@@ -93,6 +98,18 @@ func start(line io.ReadWriteCloser, host bool, ports []uint32) (*Session, error)
 
 // Done is closed when the session has ended.
 func (s *Session) Done() <-chan struct{} { return s.yamux.CloseChan() }
+
+// Reason says why the session has ended; nil while it lives and after Close.
+func (s *Session) Reason() error {
+	if !s.yamux.IsClosed() {
+		return nil
+	}
+	<-s.over
+	if errors.Is(s.reason, yamux.ErrSessionShutdown) {
+		return nil
+	}
+	return s.reason
+}
 
 // Close ends the session with all its connections and listeners, and closes the line. It is idempotent.
 func (s *Session) Close() error {
@@ -204,9 +221,11 @@ func (s *Session) accept() {
 	for {
 		stream, err := s.yamux.AcceptStream()
 		if err != nil {
+			s.reason = err
 			break
 		}
-		if s.yamux.NumStreams() > maxStreams {
+		if n := s.yamux.NumStreams(); n > maxStreams {
+			s.reason = fmt.Errorf("%w: %d streams", ErrProtocol, n)
 			_ = stream.Close()
 			break
 		}
@@ -231,6 +250,7 @@ func (s *Session) accept() {
 			s.route(c, stream)
 		}()
 	}
+	close(s.over)
 	_ = s.yamux.Close()
 	s.closeListeners()
 }
@@ -290,6 +310,9 @@ func (c *conn) cause(err error) error {
 	}
 	return err
 }
+
+// SessionReason is the Reason of the session that the connection belongs to.
+func (c *conn) SessionReason() error { return c.session.Reason() }
 
 // Close ends the connection in both directions. A peer that takes no bytes would hold the sending of the close for
 // seconds, therefore that happens on a goroutine, which the end of the session also ends.

@@ -202,8 +202,17 @@ func TestEndOfOneSideEndsTheOther(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if err := host.Reason(); err != nil {
+		t.Errorf("reason of an end that has not come: %v", err)
+	}
 	_ = host.Close()
 	<-guest.Done()
+	if err := host.Reason(); err != nil {
+		t.Errorf("reason after Close: %v", err)
+	}
+	if err := guest.Reason(); !errors.Is(err, io.EOF) {
+		t.Errorf("reason of the other side: %v, want %v", err, io.EOF)
+	}
 	if _, err := c.Read(make([]byte, 1)); err == nil {
 		t.Error("read from an ended session")
 	}
@@ -367,6 +376,9 @@ func TestHostilePeerLosesItsSession(t *testing.T) {
 			case <-guest.Done():
 			case <-time.After(5 * time.Second):
 				t.Fatal("the session lives")
+			}
+			if guest.Reason() == nil {
+				t.Error("the session has ended for no reason")
 			}
 		})
 	}
