@@ -17,32 +17,22 @@ import (
 
 	"github.com/ephemeral-run/ephemeral/run"
 	"github.com/ephemeral-run/ephemeral/run/redisserver"
+	"github.com/ephemeral-run/ephemeral/test/smalldisk"
 )
 
 // sick is a gateway with a Redis of its own on a small disk.
 type sick struct {
 	*live
-	own     *redisserver.Server
-	rdb     *goredis.Client
-	ballast string
-	m       member
+	own  *redisserver.Server
+	rdb  *goredis.Client
+	disk string
+	m    member
 }
 
 func newSick(t *testing.T, storeTimeout time.Duration) *sick {
 	t.Helper()
 	t.Cleanup(func() { time.Sleep(1100 * time.Millisecond) }) // a Redis client that dials notices its end once a second
-	dir := t.TempDir()
-	if os.Getuid() != 0 {
-		t.Fatal("a small disk is a mounted tmpfs: run the tests as root")
-	}
-	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=64m"); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := syscall.Unmount(dir, 0); err != nil {
-			t.Error(err)
-		}
-	})
+	dir := smalldisk.New(t, "64m")
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	own, err := redisserver.Start(ctx, filepath.Join(dir, "redis"), redisserver.Options{Log: slog.New(slog.DiscardHandler)})
@@ -50,7 +40,7 @@ func newSick(t *testing.T, storeTimeout time.Duration) *sick {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { own.Close() })
-	s := &sick{live: liveOn(t, Config{StoreTimeout: storeTimeout}, own.URL(), run.WithRoom(own.Full)), own: own, ballast: filepath.Join(dir, "ballast"),
+	s := &sick{live: liveOn(t, Config{StoreTimeout: storeTimeout}, own.URL(), run.WithRoom(own.Full)), own: own, disk: dir,
 		rdb: goredis.NewClient(&goredis.Options{Network: "unix", Addr: own.Addr()})}
 	t.Cleanup(func() { s.rdb.Close() })
 	s.m = s.newMember("o", 1_000_000_000)
@@ -107,15 +97,13 @@ func TestTroubleOverHTTP(t *testing.T) {
 		{name: "out of memory", hurt: func() { s.set("maxmemory", "1") }, heal: func() { s.set("maxmemory", "0") }},
 		{name: "scripts forgotten", served: true, hurt: func() { s.must(s.rdb.ScriptFlush(s.ctx).Err()) }, heal: func() {}},
 		{name: "disk full", code: CodeStorageFull, hurt: func() {
-			if err := os.WriteFile(s.ballast, make([]byte, 64<<20), 0o600); err == nil { // as much of it as there is room for
-				t.Fatal("the disk is not full")
-			}
+			s.must(smalldisk.Fill(s.disk))
 			for end := time.Now().Add(10 * time.Second); s.own.Full() == nil; time.Sleep(10 * time.Millisecond) {
 				if time.Now().After(end) {
 					t.Fatal("nobody sees that the disk is full")
 				}
 			}
-		}, heal: func() { s.must(os.Remove(s.ballast)) }},
+		}, heal: func() { s.must(os.Remove(filepath.Join(s.disk, smalldisk.Filler))) }},
 	} {
 		t.Run(trouble.name, func(t *testing.T) {
 			before, err := s.store.Account(s.ctx, "o")

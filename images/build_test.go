@@ -15,6 +15,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/ephemeral-run/ephemeral/test/smalldisk"
 )
 
 func TestBuildAndOpen(t *testing.T) {
@@ -264,23 +266,8 @@ func TestKilledBuilder(t *testing.T) {
 	}
 }
 
-// mountTmpfs mounts a file system of a size. It needs root, as building does.
-func mountTmpfs(t *testing.T, size string) string {
-	t.Helper()
-	dir := t.TempDir()
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size="+size); err != nil {
-		t.Fatalf("mount tmpfs: %v (the tests run as root)", err)
-	}
-	t.Cleanup(func() {
-		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
-			t.Error(err)
-		}
-	})
-	return dir
-}
-
 func TestFullDisk(t *testing.T) {
-	dir := mountTmpfs(t, "1m")
+	dir := smalldisk.New(t, "1m")
 	b := newBuilding(t)
 	b.Dir = filepath.Join(dir, "images")
 	first := b.mustBuild(t)

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/ephemeral-run/ephemeral/test/smalldisk"
 )
 
 // containerOptions are those of a build of the container image, beside b's base.
@@ -35,7 +37,7 @@ func unharmed(t *testing.T, b *building, base Image) {
 // A disk that becomes full while layers are unpacked ends the build, and so does the end of its context.
 func TestContainerOnAFullDiskAndInterrupted(t *testing.T) {
 	b := newBuilding(t)
-	b.Dir = filepath.Join(mountTmpfs(t, "2m"), "images")
+	b.Dir = filepath.Join(smalldisk.New(t, "2m"), "images")
 	base := b.mustBuild(t)
 	large := layoutOf(t, rootfsOf(t, file("opt/large", strings.Repeat("large ", 1<<19))))
 	if _, err := Build(t.Context(), containerOptions(b, large)); !errors.Is(err, ErrNoSpace) || !strings.Contains(err.Error(), "opt/large") {

@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/ephemeral-run/ephemeral/test/smalldisk"
 )
 
 // buildOf is the name of an image's build as Removed has it.
@@ -173,7 +175,7 @@ func TestKilledAtAnyPoint(t *testing.T) {
 		churn(t, dir)
 	}
 	b := newBuilding(t)
-	b.Dir = filepath.Join(mountTmpfs(t, "64m"), "images") // where nothing waits for a disk, more happens
+	b.Dir = filepath.Join(smalldisk.New(t, "64m"), "images") // where nothing waits for a disk, more happens
 	must(t, os.MkdirAll(b.Dir, 0o755))
 	there := 0
 	for range 15 {

@@ -12,25 +12,8 @@ import (
 	"time"
 
 	"github.com/ephemeral-run/ephemeral/run/redisserver"
+	"github.com/ephemeral-run/ephemeral/test/smalldisk"
 )
-
-// smallDisk is a directory that holds no more than the given number of bytes.
-func smallDisk(t *testing.T, size string) string {
-	t.Helper()
-	if os.Getuid() != 0 {
-		t.Fatal("a small disk is a mounted tmpfs: run the tests as root")
-	}
-	dir := t.TempDir()
-	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size="+size); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := syscall.Unmount(dir, 0); err != nil {
-			t.Error(err)
-		}
-	})
-	return dir
-}
 
 // With the disk of the append-only file full, runs are refused and those under way end; reads are answered; nothing is held by
 // halves. The store recovers alone once there is room, and what was acknowledged is there after a restart.
@@ -41,7 +24,7 @@ func TestFullDisk(t *testing.T) {
 }
 
 func fullDisk(t *testing.T, fsync string) {
-	dir := smallDisk(t, "64m")
+	dir := smalldisk.New(t, "64m")
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	own, err := redisserver.Start(ctx, filepath.Join(dir, "redis"), redisserver.Options{Fsync: fsync, Log: slog.New(slog.DiscardHandler)})
@@ -73,8 +56,7 @@ func fullDisk(t *testing.T, fsync string) {
 		f.must(admit(word(8)))
 	}
 	f.must(f.until(func() bool { return spare(t, dir) > 6<<20 })) // which what is under way may use
-	ballast := filepath.Join(dir, "ballast")
-	fillDisk(t, ballast)
+	f.must(smalldisk.Fill(dir))
 	for err = nil; err == nil; err = admit(word(8)) {
 		if len(admitted) > 50_000 {
 			t.Fatal("runs are admitted without end")
@@ -116,7 +98,7 @@ func fullDisk(t *testing.T, fsync string) {
 	f.want(admit("refused"), ErrStorageFull)
 	again()
 
-	f.must(os.Remove(ballast))
+	f.must(os.Remove(filepath.Join(dir, smalldisk.Filler)))
 	f.must(f.until(func() bool {
 		err := admit("refused")
 		if err != nil {
@@ -172,20 +154,4 @@ func spare(t *testing.T, dir string) (n int64) {
 		}
 	}
 	return n
-}
-
-// fillDisk writes a file until there is no space left.
-func fillDisk(t *testing.T, name string) {
-	t.Helper()
-	file, err := os.Create(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
-	for piece := make([]byte, 1<<20); err == nil; {
-		_, err = file.Write(piece)
-	}
-	if !errors.Is(err, syscall.ENOSPC) {
-		t.Fatalf("the disk is not full: %v", err)
-	}
 }

@@ -159,7 +159,8 @@ func dial(raw string) (redis.UniversalClient, error) {
 	}
 	o.DialTimeout, o.ReadTimeout, o.WriteTimeout, o.PoolTimeout = dialTimeout, readTimeout, writeTimeout, poolTimeout
 	o.MaxRetries, o.ContextTimeoutEnabled, o.DisableIdentity, o.Protocol = maxRetries, true, true, protocol
-	o.DialerRetries = 1
+	restarted := &restarts{dialer: redis.NewDialer(o)} // where there are replicas, one of them takes over instead
+	o.DialerRetries, o.Dialer = 1, restarted.dial
 	return redis.NewClient(o), nil
 }
 

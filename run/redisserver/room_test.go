@@ -2,7 +2,6 @@ package redisserver
 
 import (
 	"errors"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,55 +10,16 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ephemeral-run/ephemeral/test/smalldisk"
 )
-
-// smallDisk is a directory with a file system of its own, of 64 MiB.
-func smallDisk(t *testing.T) string {
-	t.Helper()
-	if os.Getuid() != 0 {
-		t.Fatal("a small disk is a mounted tmpfs: run the tests as root")
-	}
-	dir := t.TempDir()
-	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=64m"); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := syscall.Unmount(dir, 0); err != nil {
-			t.Error(err)
-		}
-	})
-	return dir
-}
-
-// fill writes a file in dir until there is no space left.
-func fill(t *testing.T, dir string) (remove func()) {
-	t.Helper()
-	name := filepath.Join(dir, "filler")
-	f, err := os.Create(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	if _, err := io.Copy(f, zeros{}); !errors.Is(err, unix.ENOSPC) {
-		t.Fatalf("the disk is not full: %v", err)
-	}
-	return func() {
-		if err := os.Remove(name); err != nil {
-			t.Error(err)
-		}
-	}
-}
-
-type zeros struct{}
-
-func (zeros) Read(p []byte) (int, error) { return len(p), nil }
 
 // With the disk full, what is under way goes on for a while, then changes are refused and reads answered; a server that is
 // killed then starts and serves again; with space again all goes on. At no time does the server end by itself, and nothing is lost.
 func TestFullDisk(t *testing.T) {
 	for _, fsync := range []string{"always", "everysec"} {
 		t.Run(fsync, func(t *testing.T) {
-			disk := smallDisk(t)
+			disk := smalldisk.New(t, "64m")
 			o := quiet
 			o.Fsync = fsync
 			s, err := Start(t.Context(), filepath.Join(disk, "redis"), o)
@@ -74,7 +34,9 @@ func TestFullDisk(t *testing.T) {
 				t.Fatal(err, s.Full())
 			}
 			eventually(t, "space is set aside", func() bool { return c.Set(ctx, "tick", "1", 0).Err() == nil && reserved(t, s) > 6<<20 })
-			remove := fill(t, disk)
+			if err := smalldisk.Fill(disk); err != nil {
+				t.Fatal(err)
+			}
 			eventually(t, "it is said that the disk is full", func() bool { return errors.Is(s.Full(), ErrDiskFull) })
 			if !strings.Contains(s.Full().Error(), disk) {
 				t.Errorf("the error does not name the directory: %v", s.Full())
@@ -105,7 +67,9 @@ func TestFullDisk(t *testing.T) {
 			if n := c.Exists(ctx, "before", "under way").Val(); n != 2 {
 				t.Errorf("%d of 2 keys are left", n)
 			}
-			remove()
+			if err := os.Remove(filepath.Join(disk, smalldisk.Filler)); err != nil {
+				t.Fatal(err)
+			}
 			began := time.Now()
 			eventually(t, "changes are taken again", func() bool { return set("after") == nil && s.Full() == nil })
 			t.Logf("taken again after %s", time.Since(began).Round(time.Millisecond))
@@ -132,7 +96,7 @@ func reserved(t *testing.T, s *Server) int64 {
 
 // After a rewrite the new file has space set aside, and the old one is gone with its own.
 func TestSpaceFollowsARewrite(t *testing.T) {
-	disk := smallDisk(t)
+	disk := smalldisk.New(t, "64m")
 	s := start(t, filepath.Join(disk, "redis"))
 	c := client(t, s)
 	for range 3 {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,6 +16,7 @@ import (
 	"github.com/ephemeral-run/ephemeral/client"
 	"github.com/ephemeral-run/ephemeral/run"
 	"github.com/ephemeral-run/ephemeral/run/pools"
+	"github.com/ephemeral-run/ephemeral/test/smalldisk"
 )
 
 // ailing is a server whose host can be made to lack things, without anybody else on the host seeing it: the server has a
@@ -272,17 +272,7 @@ func (a *ailing) manyDescriptors() error {
 }
 
 // fillDisk writes to the data directory's file system until it is full.
-func (a *ailing) fillDisk() error {
-	f, err := os.Create(filepath.Join(a.data, "filler"))
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(f, zeros{})
-	if !errors.Is(err, unix.ENOSPC) {
-		return errors.Join(fmt.Errorf("fill the disk: %w", err), f.Close())
-	}
-	return f.Close()
-}
+func (a *ailing) fillDisk() error { return smalldisk.Fill(a.data) }
 
 // leaveNoSpaceForTemplate damages the template, and leaves space for Redis, but not for a machine's memory.
 func (a *ailing) leaveNoSpaceForTemplate() error {
@@ -290,7 +280,7 @@ func (a *ailing) leaveNoSpaceForTemplate() error {
 	if err := unix.Statfs(a.data, &disk); err != nil {
 		return err
 	}
-	f, err := os.Create(filepath.Join(a.data, "filler"))
+	f, err := os.Create(filepath.Join(a.data, smalldisk.Filler))
 	if err != nil {
 		return err
 	}
@@ -298,12 +288,7 @@ func (a *ailing) leaveNoSpaceForTemplate() error {
 	return errors.Join(err, f.Close(), a.damageTemplate())
 }
 
-// zeros are as many as one reads.
-type zeros struct{}
-
-func (zeros) Read(p []byte) (int, error) { return len(p), nil }
-
-func (a *ailing) freeDisk() error { return os.Remove(filepath.Join(a.data, "filler")) }
+func (a *ailing) freeDisk() error { return os.Remove(filepath.Join(a.data, smalldisk.Filler)) }
 
 // damageTemplate overwrites what the hypervisor left in the template, but not the machine's memory.
 func (a *ailing) damageTemplate() error {
