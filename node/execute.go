@@ -94,6 +94,7 @@ type execution struct {
 	guest   *guest.Client
 	claimed time.Time // when it got its machine
 	ready   time.Time // when the machine was confirmed
+	started bool      // the store has the run running
 	again   bool      // the run goes back to the queue: it has not started, and what failed is not its fault
 
 	usage  usage
@@ -128,8 +129,7 @@ func (r *Runner) Execute(ctx context.Context, l *run.Lease) {
 	x.destroy(context.WithoutCancel(ctx))
 	switch {
 	case errors.Is(cause, run.ErrLeaseLost):
-	case x.again:
-		x.requeue(context.WithoutCancel(ctx))
+	case x.again && x.requeue(context.WithoutCancel(ctx)):
 	default:
 		x.settle(context.WithoutCancel(ctx), outcome)
 	}
@@ -158,7 +158,7 @@ func (x *execution) carryOut(ctx context.Context) run.Outcome {
 		x.line.stage(s.name)
 		if err != nil {
 			o := x.failed(ctx, fmt.Errorf("%s: %w", s.name, err))
-			x.again = x.ready.IsZero() && (giveBack(ctx, err) || x.machineFailed(o))
+			x.again = !x.started && (giveBack(ctx, err) || x.machineFailed(o))
 			return o
 		}
 	}
@@ -204,7 +204,7 @@ func (x *execution) claim(ctx context.Context) error {
 	x.machine, x.claimed, x.up = m, time.Now(), x.starts.begin()
 	x.guest = guest.Connect(m.Dial)
 	x.meter.refused = func(err error) { x.conclude(ctx, err) }
-	x.owned.Go(func() { x.pay(ctx, x.claimed) })
+	x.owned.Go(func() { x.pay(ctx) })
 	x.owned.Go(func() {
 		select {
 		case <-m.Done():
@@ -215,15 +215,16 @@ func (x *execution) claim(ctx context.Context) error {
 	return nil
 }
 
-// pay pays for the machine from start on, until ctx ends or nothing more can be paid. While the price of its first slice is
-// being set aside the machine wakes: prepare waits for both.
-func (x *execution) pay(ctx context.Context, start time.Time) {
+// pay pays for the machine until ctx ends or nothing more can be paid. While its first slices are being set aside the machine
+// wakes: prepare waits for both. The first begins when it is set aside, so that a store that is slow then leaves time to pay
+// the next one.
+func (x *execution) pay(ctx context.Context) {
 	err := x.meter.begin(ctx)
+	start := time.Now()
 	x.begun <- err
 	if err != nil {
 		return
 	}
-	x.starts.wait(ctx) // what is paid ahead is not urgent
 	if err := x.meter.keep(ctx, start); err != nil {
 		x.end(err)
 	}
@@ -252,6 +253,7 @@ func (x *execution) prepare(ctx context.Context) error {
 	if err := x.recordStart(ctx); err != nil {
 		return fmt.Errorf("record the start: %w", err)
 	}
+	x.started = true
 	x.up()
 	limit := time.Duration(x.lease.Spec.TimeoutSeconds) * time.Second
 	x.owned.Go(func() {
@@ -316,8 +318,12 @@ func (x *execution) destroy(ctx context.Context) {
 	}
 	x.owned.Wait()
 	x.line.stage("destroy")
-	if x.again {
-		return // its next attempt has a machine of its own to tell of
+}
+
+// tellDestroyed tells of the end of the run's machine. One of a run that goes back is not told of: its next attempt has another.
+func (x *execution) tellDestroyed(ctx context.Context) {
+	if x.machine == nil {
+		return
 	}
 	if err := x.line.emit(ctx, run.NewEvent{
 		Type: run.EventMicroVMDestroyed, Data: run.MicroVMDestroyedData{Egress: x.usage.egress, Attempts: x.usage.attempts},
@@ -329,6 +335,7 @@ func (x *execution) destroy(ctx context.Context) {
 // settle brings the run to its terminal state. While the store is away it tries again: the machine is gone, so nothing
 // but this goroutine waits.
 func (x *execution) settle(ctx context.Context, o run.Outcome) {
+	x.tellDestroyed(ctx)
 	x.begins("settle")
 	o.Usage, o.Egress, o.Attempts = x.usage.total(), x.usage.egress, x.usage.attempts
 	o.Files = x.files
@@ -341,9 +348,19 @@ func (x *execution) settle(ctx context.Context, o run.Outcome) {
 	}
 }
 
-// requeue gives a run back that has not started, again while the store is away.
-func (x *execution) requeue(ctx context.Context) {
-	x.insist(ctx, "requeue", func() error { return x.Store.Requeue(ctx, x.lease) })
+// requeue gives a run back that has not started, again while the store is away. false: it has started, the answer that said
+// so was lost, and it is to be settled.
+func (x *execution) requeue(ctx context.Context) (closed bool) {
+	closed = true
+	x.insist(ctx, "requeue", func() error {
+		err := x.Store.Requeue(ctx, x.lease)
+		if errors.Is(err, run.ErrState) {
+			closed = false
+			return nil
+		}
+		return err
+	})
+	return closed
 }
 
 // insist does what closes the run on this node until it succeeds (true) or cannot any more: then the run is reaped. While

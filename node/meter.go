@@ -12,8 +12,8 @@ import (
 )
 
 // How compute is paid: in slices, each authorised before it begins and captured when it begins. What a run costs is
-// therefore the number of slices it has begun, counted from the claim of its machine; nothing where its worker never
-// started.
+// therefore the number of slices it has begun, the first when it is authorised, at the claim of its machine; nothing where
+// its worker never started.
 const (
 	// slice is the length of one paid slice of compute.
 	slice = time.Second
@@ -24,8 +24,8 @@ const (
 	// ahead is for how long compute is authorised before its use, so that a store that restarts or hangs ends no run. Of a
 	// small hold it takes less: what is set aside for compute is missing for model calls.
 	ahead = 10 * time.Second
-	// early is how many slices of those are authorised at once when a machine is claimed, so that this holds from its first
-	// moment on; the others follow with the second slice, which most runs do not come to.
+	// early is how many slices of those are authorised with the first, so that this holds from a run's first moment on; the
+	// others follow with the second slice, which most runs do not come to.
 	early = 2
 	// aheadShare is the part of a hold that may be set aside ahead: one in so many.
 	aheadShare = 8
@@ -110,12 +110,26 @@ func (m *meter) call(n int) run.Call {
 	return run.Call{ID: sliceID(n), Kind: run.KindCompute, Min: m.price, Max: m.price}
 }
 
-// begin sets the first slice aside. It returns run.ErrBudget when the hold cannot pay it.
+// begin sets the first slice aside, and those that are early, which it is no matter not to get. It returns run.ErrBudget when
+// the hold cannot pay the first.
 func (m *meter) begin(ctx context.Context) error {
-	if _, err := m.ledger.Authorize(ctx, m.call(1)); err != nil {
+	var asking sync.WaitGroup
+	had := make([]bool, min(early, m.ahead))
+	for i := range had {
+		asking.Go(func() {
+			_, err := m.ledger.Authorize(ctx, m.call(i+2))
+			had[i] = err == nil
+		})
+	}
+	_, err := m.ledger.Authorize(ctx, m.call(1))
+	asking.Wait()
+	if err != nil {
 		return fmt.Errorf("authorise the first compute slice: %w", err)
 	}
 	m.paid, m.authorised, m.uncaptured = 1, 1, []int{1}
+	for m.authorised <= len(had) && had[m.authorised-1] {
+		m.authorised++
+	}
 	return nil
 }
 
@@ -193,8 +207,8 @@ func (m *meter) keep(ctx context.Context, start time.Time) error {
 	}
 }
 
-// fillEarly authorises the first slices beyond the one under way, until the deadline. It is no matter when they are not to be
-// had: they are asked for again in time.
+// fillEarly asks for the early slices that begin did not get, until the deadline. It is no matter when they are not to be had:
+// they are asked for again in time.
 func (m *meter) fillEarly(ctx context.Context, deadline time.Time) {
 	for m.authorised < m.paid+min(early, m.ahead) {
 		if err := m.authorize(ctx, m.authorised+1, deadline); err != nil {

@@ -177,6 +177,21 @@ func TestMeterOutlastsAnAbsenceOfTheStore(t *testing.T) {
 	}
 }
 
+// TestMeterOutlastsAnAbsenceFromTheFirstMomentOn: once begin has returned the store may be away.
+func TestMeterOutlastsAnAbsenceFromTheFirstMomentOn(t *testing.T) {
+	h := newHold(40_000)
+	m := newMeter(h, 200, h.amount, 0)
+	if err := m.begin(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	h.set(true)
+	ctx, cancel := context.WithTimeout(t.Context(), early*slice+slice-lead/2)
+	defer cancel()
+	if err := m.keep(ctx, time.Now()); err != nil {
+		t.Errorf("a store that was away from the first moment on ended the run: %v", err)
+	}
+}
+
 func TestMeterSetsLittleAsideAhead(t *testing.T) {
 	for _, c := range []struct {
 		reserved run.Micros

@@ -88,3 +88,30 @@ func TestANodeStopsThoughTheStoreIsGone(t *testing.T) {
 		t.Fatal("the node still waits for a store that is gone")
 	}
 }
+
+// A run goes back only if it has not started, whatever the node has heard of its start.
+func TestARunThatHasStartedDoesNotGoBack(t *testing.T) {
+	for name, started := range map[string]bool{"waits": false, "has started": true} {
+		t.Run(name, func(t *testing.T) {
+			r, _, l := leased(t)
+			want := run.Queued
+			if started {
+				if err := r.Store.Start(t.Context(), l, run.Start{At: time.Now(), Machine: "m", Image: "base", Isolation: "tcg"}); err != nil {
+					t.Fatal(err)
+				}
+				want = run.Running
+			}
+			x := &execution{Runner: r, stopping: t.Context(), lease: l}
+			if closed := x.requeue(t.Context()); closed == started {
+				t.Errorf("closed: %v", closed)
+			}
+			got, err := r.Store.Get(t.Context(), l.Org, l.Run)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got.State != want {
+				t.Errorf("the run is %s, want %s", got.State, want)
+			}
+		})
+	}
+}

@@ -26,7 +26,14 @@ const (
 	victimVMM    = "vmm"
 	victimAgent  = "agent"
 	victimRedis  = "redis"
+	victimHung   = "hung redis" // it is stopped, and goes on after hangTime
 )
+
+// victims are all of them.
+var victims = []string{victimServer, victimVMM, victimAgent, victimRedis, victimHung}
+
+// hangTime is less than what a run has paid ahead in its first moments.
+const hangTime = 1500 * time.Millisecond
 
 // anyTime stands for no step: the victim is killed at a random time.
 const anyTime = "any time"
@@ -37,6 +44,7 @@ var killSteps = map[string][]string{
 	victimVMM:    {"resume", "prepare", "files", "worker", "collect", "destroy", anyTime},
 	victimAgent:  {"files", "worker", anyTime},
 	victimRedis:  {"queued", "claim", "resume", "prepare", "files", "worker", "collect", "destroy", "settle", anyTime},
+	victimHung:   {"queued", "claim", "resume", "prepare", "files", "worker", "settle"},
 }
 
 // kill is one of the kills of TestKills.
@@ -52,14 +60,14 @@ func (k kill) String() string { return fmt.Sprintf("%s at %s + %s", k.victim, k.
 var shortKills = []kill{
 	{victimServer, "prepare", 0, "true"}, {victimVMM, "worker", 100 * time.Millisecond, "sleep 30"},
 	{victimRedis, "settle", 0, "true"}, {victimAgent, "worker", 0, ""}, {victimServer, "worker", 50 * time.Millisecond, "sleep 30"},
-	{victimRedis, "prepare", 0, "echo x"}, {victimVMM, "prepare", 0, "true"}, {victimServer, "destroy", 0, "true"},
+	{victimRedis, "prepare", 0, "echo x"}, {victimHung, "resume", 0, "true"}, {victimVMM, "prepare", 0, "true"}, {victimServer, "destroy", 0, "true"},
 }
 
 // kills is the sequence that a seed decides. The first ones go through all victims and steps.
 func kills(seed uint64, n int) (all []kill) {
 	random := rand.New(rand.NewPCG(seed, 0))
 	var table []kill
-	for _, victim := range []string{victimServer, victimVMM, victimAgent, victimRedis} {
+	for _, victim := range victims {
 		for _, step := range killSteps[victim] {
 			table = append(table, kill{victim: victim, step: step})
 		}
@@ -96,7 +104,7 @@ func TestKillsAreDecidedBySeed(t *testing.T) {
 	}
 }
 
-// TestKills kills server, VMMs, agents and Redis in the middle of runs, under load. After each kill the node comes back by
+// TestKills kills server, VMMs, agents and Redis in the middle of runs, under load, and has Redis hang. After each kill the node comes back by
 // itself, or is started again; then nothing is left of machines that died, each run has come to one end, and no money is
 // lost. In `make chaos` it is a hundred kills (EPHEMERAL_CHAOS_KILLS), decided by a seed that it prints.
 func TestKills(t *testing.T) {
@@ -131,7 +139,7 @@ func TestKills(t *testing.T) {
 			t.Fatalf("the log:\n%s", lastLines(h.cmd.Stderr.(*locked).String(), 200))
 		}
 	}
-	for _, victim := range []string{victimServer, victimVMM, victimAgent, victimRedis} {
+	for _, victim := range victims {
 		if all := times[victim]; len(all) > 0 {
 			slices.Sort(all)
 			t.Logf("%s killed %d times: served again after %s (median), %s (at most)", victim, len(all),
@@ -322,12 +330,18 @@ func (h *hunt) strike(t *testing.T, k kill, machine string, before remains) (dea
 		return before.ids()
 	case victimAgent:
 		return []string{machine}
-	case victimRedis:
+	case victimRedis, victimHung:
 		pid, err := redisPid(h.data)
 		if err != nil {
 			t.Fatal(err)
 		}
-		_ = syscall.Kill(pid, syscall.SIGKILL)
+		if k.victim == victimRedis {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+			return nil
+		}
+		_ = syscall.Kill(pid, syscall.SIGSTOP)
+		time.Sleep(hangTime)
+		_ = syscall.Kill(pid, syscall.SIGCONT)
 	case victimVMM:
 		if machine == "" { // at any time: any of them
 			if ids := before.machines[processes]; len(ids) > 0 {
