@@ -55,8 +55,8 @@ A node owns a run by a lease, %s by default (`+"`EPHEMERAL_LEASE`"+`), which it 
 what a node writes with an older token is refused, also when the node was stopped for a while and knows nothing of it. Any node
 reaps the leases of nodes that are gone. A run that had not started goes back to its place in the queue and costs nothing; after
 %d lost nodes it ends as `+"`failed`"+`. A run whose machine failed before it started goes back as well, for another machine, and ends as
-`+"`failed` (`machine_lost`, `prepare_failed`, `agent_lost`)"+` when that happens the third time it is taken. A run that had started is
-never executed again.
+`+"`failed` (`machine_lost`, `prepare_failed`, `agent_lost`)"+` when that happens the third time it is taken. A run that the
+store left without an answer before it started goes back, however often. A run that had started is never executed again.
 
 The clocks of a cell's hosts must agree to within a fraction of a lease. The clock of Redis is not used.
 
