@@ -119,7 +119,8 @@ func (c *cell) ready(ctx context.Context) error {
 			}
 		}
 		if time.Now().After(deadline) || ctx.Err() != nil {
-			return errors.Join(errors.New("the gateway was not ready in time"), err, ctx.Err())
+			said, _ := os.ReadFile(c.log.Name()) // what it says is better than nothing
+			return errors.Join(fmt.Errorf("the gateway was not ready in time:\n%s", said[max(0, len(said)-2000):]), err, ctx.Err())
 		}
 	}
 }
