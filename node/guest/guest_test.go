@@ -481,11 +481,8 @@ func TestBrokenStreamIsLost(t *testing.T) {
 	m, _ := prepared(t)
 	time.AfterFunc(300*time.Millisecond, func() { _ = m.guest.Close() })
 	exit, err := m.Exec(ctx(t), Command{Args: []string{"sh", "-c", "echo on; sleep 1000"}}, nil, nil)
-	if !errors.Is(err, ErrLost) || exit.Outcome != "" {
-		t.Errorf("got %+v, %v", exit, err)
-	}
-	if want := "line ended: EOF"; err != nil && !strings.Contains(err.Error(), want) {
-		t.Errorf("%q does not say why: %s", err, want)
+	if !errors.Is(err, ErrLost) || !strings.Contains(err.Error(), "line ended: EOF") || exit.Outcome != "" {
+		t.Errorf("got %+v, %v, want it lost, and why", exit, err)
 	}
 	if _, err := m.Exec(ctx(t), Command{Args: []string{"true"}}, nil, nil); !errors.Is(err, ErrLost) {
 		t.Errorf("dial of a dead machine: %v", err)

@@ -40,7 +40,7 @@ func Fill(dir string) error {
 	}
 	_, err = io.CopyN(f, zeros{}, 4<<30)
 	if !errors.Is(err, unix.ENOSPC) {
-		return fmt.Errorf("fill a disk: no end, or another one: %w", errors.Join(err, f.Close()))
+		return errors.Join(errors.New("fill a disk: it is not full, at 4 GiB or before another error"), err, f.Close(), os.Remove(f.Name()))
 	}
 	return f.Close()
 }
